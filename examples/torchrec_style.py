@@ -42,8 +42,8 @@ BATCH = 32
 
 
 @dataclass
-class Samples(Pipelineable):  # type: ignore[misc]  # TorchRec has no types
-    """Samples of one rank."""
+class ClickBatch(Pipelineable):  # type: ignore[misc]  # TorchRec has no types
+    """ClickBatch of one rank."""
 
     number: int
     features: KeyedJaggedTensor
@@ -67,7 +67,7 @@ class Samples(Pipelineable):  # type: ignore[misc]  # TorchRec has no types
         return type(self)(self.number, self.features.pin_memory(), self.labels.pin_memory())
 
 
-def batches(rank: int) -> Iterator[Samples]:
+def batches(rank: int) -> Iterator[ClickBatch]:
     """Endless batches 0, 1, 2, ... of a rank, the same in each run."""
     for number in count():
         random = torch.Generator().manual_seed(1_000_003 * rank + number)
@@ -77,7 +77,7 @@ def batches(rank: int) -> Iterator[Samples]:
             values=torch.cat(values),
             lengths=torch.ones(BATCH * len(ROWS), dtype=torch.int64),
         )
-        yield Samples(number, features, (values[0] % 2).float())
+        yield ClickBatch(number, features, (values[0] % 2).float())
 
 
 class TwoTowers(nn.Module):
@@ -94,7 +94,7 @@ class TwoTowers(nn.Module):
         )
         self.dense = nn.Sequential(nn.Linear(DIM * len(ROWS), 32), nn.ReLU(), nn.Linear(32, 1))
 
-    def forward(self, batch: Samples) -> tuple[Tensor, tuple[Tensor, int]]:
+    def forward(self, batch: ClickBatch) -> tuple[Tensor, tuple[Tensor, int]]:
         """Loss, and (loss, number of the batch) for the caller of the pipeline."""
         logits = self.dense(self.ebc(batch.features).values()).squeeze(1)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
@@ -114,7 +114,7 @@ def build() -> tuple[nn.Module, KeyedOptimizerWrapper]:
 
 
 def train_steps(
-    model: nn.Module, optimizer: KeyedOptimizerWrapper, data: Iterator[Samples], pipelined: bool
+    model: nn.Module, optimizer: KeyedOptimizerWrapper, data: Iterator[ClickBatch], pipelined: bool
 ) -> Iterator[int]:
     """Train on all batches; yields the number of each once it is done."""
     if pipelined:
