@@ -144,7 +144,7 @@ class Restorer:
             return
         newest = self._directory.newest
         raise DivergedRunError(
-            "the run has diverged, and does not go on however often workers are started again: "
+            "the run has diverged, and does not continue however often workers are restarted: "
             f"{reasons[0]}. What to do: mend the cause, and "
             + (f"resume from save {newest.sequence}, step {newest.step}" if newest else "begin a new run")
         )

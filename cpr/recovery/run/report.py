@@ -16,7 +16,7 @@ PHASES: Final = (
 left; `restart`: until this process began; `imports`: until `PartialRecovery` was made; `rendezvous`, `build`:
 those calls; `reattach`: finding out which memory is left; `restore`: putting rows and states in place;
 `first_step`: until the first new step is finished. Time between these blocks belongs to no phase."""
-KILLED: Final = "no last word: kill -9, out of memory, or told to stop while it waited for others"
+KILLED: Final = "no reason given: kill -9, out of memory, or told to stop while it waited for others"
 MEMORY_GONE: Final = "gone with its memory"
 
 Kind = Literal["start", "resume", "process", "partial", "full"]

@@ -30,7 +30,6 @@ from tests.system.runs import (
     report_of,
     settings,
     shared_memory,
-    wait_for,
 )
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -186,7 +185,10 @@ def nodes_in(start, folder):
     """Makes nodes; at the end, their memory must be free and all their processes gone."""
     with shared_memory() as memory:
         yield lambda name: Node(start, name, memory, folder)
-        wait_for(lambda: not any(path.is_file() for path in memory.rglob("*")) and not any(left_of(folder)))
+        deadline = time.monotonic() + SOON_S
+        while left := [path for path in memory.rglob("*") if path.is_file()] + list(left_of(folder)):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
 
 
 @pytest.fixture(scope="module", autouse=True)

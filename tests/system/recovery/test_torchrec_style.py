@@ -86,7 +86,7 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(start, tmp_path, monkey
     assert [begin["kind"] for begin in begins] == ["start", "process"]
     story = begins[1]
     assert (story["generation"], story["pls_added"], story["bytes_read"]) == (1, 0.0, 0)
-    assert {ending["rank"]: "no last word" in ending["why"] for ending in story["dead"]}[1]
+    assert {ending["rank"]: "no reason given" in ending["why"] for ending in story["dead"]}[1]
     assert sum(origin["adopted"] for origin in story["sources"]) >= 5507  # all rows of all tables, in place
     for rank in (0, 1):
         journal = run.journal(rank)
