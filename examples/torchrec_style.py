@@ -43,7 +43,7 @@ BATCH = 32
 
 @dataclass
 class ClickBatch(Pipelineable):  # type: ignore[misc]  # TorchRec has no types
-    """ClickBatch of one rank."""
+    """A batch of one rank."""
 
     number: int
     features: KeyedJaggedTensor
