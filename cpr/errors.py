@@ -90,6 +90,18 @@ class DivergedRunError(RecoveryError, FloatingPointError):
     """Training diverged (NaN or infinity): restarted workers do not continue the run."""
 
 
+class AlreadyFinishedError(CheckpointError):
+    """The run of a directory has finished, and its late workers must not take the directory again.
+
+    Args:
+        step: training steps done.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+
 class RunFinished(SystemExit):
     """The run that a restarted worker would continue has finished: the process ends with exit code 0.
 

@@ -442,6 +442,8 @@ class PartialRecovery:
         if self._is_closed:
             return
         if isinstance(error, RunFinished):
+            if self._checkpointer is not None:
+                self._checkpointer.close(abandon=True)
             self._release()
             self._memory.remove()
             return

@@ -36,10 +36,14 @@ class Ownership:
         self._has_read_previous = False
         self._note_launches: Callable[[DirectoryLock], None] = lambda lock: None
 
-    def claim(self) -> None:
+    def claim(self, takes_finished: Callable[[Owner], bool] = lambda _: True) -> None:
         """Take the directory, so that no other run writes there; later calls do nothing.
 
+        Args:
+            takes_finished: see `DirectoryLock`.
+
         Raises:
+            AlreadyFinishedError: the run has finished, and `takes_finished` says no.
             LockedError: another live run owns the directory, or has owned it since `read_previous_owner`.
             CheckpointError: the directory cannot be written to.
         """
@@ -48,7 +52,9 @@ class Ownership:
         run_id, known_epoch = uuid.uuid4().hex, self.previous.epoch if self.previous is not None else 0
 
         def take() -> tuple[int, Owner | None]:
-            lock = DirectoryLock(self._storage, run_id, claimant=self._claimant)
+            lock = DirectoryLock(
+                self._storage, run_id, claimant=self._claimant, takes_finished=takes_finished
+            )
             lock.acquire(partial(committed, self._storage))
             if self._has_read_previous and lock.previous is not None and lock.previous.epoch != known_epoch:
                 lock.release()

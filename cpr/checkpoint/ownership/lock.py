@@ -32,7 +32,7 @@ from cpr.checkpoint.ownership.records import (
     write_owner,
 )
 from cpr.checkpoint.storage.base import Storage
-from cpr.errors import CheckpointError, LockedError, SupersededError
+from cpr.errors import AlreadyFinishedError, CheckpointError, LockedError, SupersededError
 from cpr.processes import Process
 
 BEATS_PER_PATIENCE: Final = 10
@@ -54,6 +54,7 @@ class DirectoryLock:
         patience: how long the record of an owner on another machine may stay unchanged before that owner
             counts as dead. Records are renewed ten times as often.
         claimant: session and generation of these workers; they succeed older generations at once.
+        takes_finished: whether to take a directory whose last owner, given, has finished its run.
     """
 
     def __init__(
@@ -63,8 +64,9 @@ class DirectoryLock:
         patience: timedelta = PATIENCE,
         *,
         claimant: Claimant = NO_CLAIMANT,
+        takes_finished: Callable[[Owner], bool] = lambda _: True,
     ) -> None:
-        self._storage, self._claimant = storage, claimant
+        self._storage, self._claimant, self._takes_finished = storage, claimant, takes_finished
         self._patience_s = patience.total_seconds()
         self._own = Owner(
             epoch=0,
@@ -98,6 +100,7 @@ class DirectoryLock:
                 commit any more.
 
         Raises:
+            AlreadyFinishedError: the run has finished, and `takes_finished` says no; nothing is written.
             LockedError: another live run owns the directory, or was faster.
             CheckpointError: the directory cannot be read or written.
         """
@@ -189,11 +192,15 @@ class DirectoryLock:
             logger.warning("the directory could not be released: %s", error)
 
     def _take_epoch(self) -> bool:
-        """Write a record of the next epoch; False if another run took the same epoch."""
+        """Write a record of the next epoch; False if another owner has written meanwhile."""
         found = epochs(self._storage)
         self.previous = newest_owner(self._storage)
         if self.previous is not None:
             self._refuse_if_alive(self.previous)
+            if newest_owner(self._storage) != self.previous:
+                return False  # it may have finished its run while its process was looked for
+            if self.previous.finished is not None and not self._takes_finished(self.previous):
+                raise AlreadyFinishedError(self.previous.finished)
         # Folders of saves show the epochs of owners whose records were deleted by hand.
         saves = filter(None, map(numbers_of, self._storage.list(SAVES)))
         known = [*(epoch for epoch, _ in found), *(epoch for _, epoch in saves), 0]

@@ -16,7 +16,7 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup
 from cpr.checkpoint.ownership.records import Owner, newest_owner
 from cpr.checkpoint.storage.base import Storage
-from cpr.errors import CheckpointError, LockedError, MismatchError, RunFinished
+from cpr.errors import AlreadyFinishedError, CheckpointError, LockedError, MismatchError, RunFinished
 from cpr.rendezvous import WorkerGroup
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ def take_directory(checkpointer: Checkpointer, worker_group: WorkerGroup, *, res
         resumes: whether a new run loads what is saved.
 
     Raises:
+        RunFinished: the run has finished without these workers, after `raise_if_finished` looked.
         LockedError: another run uses the directory.
         MismatchError: the directory holds saves, and these workers belong to a run that must not load them.
         CheckpointError: the directory cannot be written to, and no memory survived.
@@ -102,7 +103,10 @@ def take_directory(checkpointer: Checkpointer, worker_group: WorkerGroup, *, res
                 "it to go on from there, or choose an empty directory"
             )
     try:
-        ownership.claim()
+        ownership.claim(lambda owner: not _has_finished_without(owner, worker_group))
+    except AlreadyFinishedError as error:
+        _log_finished(checkpointer.uri, error.step, worker_group)
+        raise RunFinished(error.step) from None
     except LockedError:
         raise
     except CheckpointError as error:
@@ -140,17 +144,24 @@ def raise_if_finished(storage: Storage, group: RankGroup, worker_group: WorkerGr
     if not worker_group.continues:
         return
     owner = on_rank_0(group, retry_reads(partial(newest_owner, storage)))
-    if owner is None or owner.finished is None:
-        return
-    # else these workers belong to a new run on a finished directory, whose first workers died early
-    if _has_memory(worker_group) or _is_own(owner, worker_group):
-        if worker_group.rank == 0:
-            logger.warning(
-                "the run in %s finished at step %d: nothing is left to train, and nothing is written",
-                storage.uri,
-                owner.finished,
-            )
+    if owner is not None and owner.finished is not None and _has_finished_without(owner, worker_group):
+        _log_finished(storage.uri, owner.finished, worker_group)
         raise RunFinished(owner.finished)
+
+
+def _has_finished_without(owner: Owner, worker_group: WorkerGroup) -> bool:
+    """Whether the finished run of an owner is the one that these workers continue.
+
+    Otherwise they belong to a new run on a finished directory, whose first workers died early.
+    """
+    return worker_group.continues and (_has_memory(worker_group) or _is_own(owner, worker_group))
+
+
+def _log_finished(uri: str, step: int, worker_group: WorkerGroup) -> None:
+    if worker_group.rank == 0:
+        logger.warning(
+            "the run in %s finished at step %d: nothing is left to train, and nothing is written", uri, step
+        )
 
 
 def must_start_over(storage: Storage, group: RankGroup, worker_group: WorkerGroup) -> bool:

@@ -18,9 +18,9 @@ from cpr.checkpoint.format.manifest import manifest_path
 from cpr.checkpoint.ownership import lock as lock_module
 from cpr.checkpoint.ownership.lock import DirectoryLock
 from cpr.checkpoint.ownership.records import OWNERS, Claimant, Owner, fence, newest_owner, write_owner
-from cpr.checkpoint.storage.base import Storage
+from cpr.checkpoint.storage.base import Storage, open_storage
 from cpr.checkpoint.storage.local import LocalStorage
-from cpr.errors import CheckpointError, LockedError, SupersededError
+from cpr.errors import AlreadyFinishedError, CheckpointError, LockedError, SupersededError
 from cpr.faults.storages import FaultyStorage
 from cpr.processes import Process
 
@@ -381,3 +381,25 @@ def test_launches_are_recorded_until_another_run_starts(storage):
     assert take("b", continues=True) == ("a", "b")
     assert take("c", continues=None) == ("a", "b")
     assert take("d", continues=False) == ("d",)
+
+
+def test_a_run_that_finishes_while_its_process_is_looked_for_is_not_taken(tmp_path, monkeypatch):
+    storage = open_storage(str(tmp_path))
+    first = DirectoryLock(storage, "first")
+    first.acquire(list)
+    late = DirectoryLock(storage, "late", takes_finished=lambda owner: owner.run != "first")
+
+    def finish_meanwhile(holder):
+        if holder.finished is None:
+            first.finish(30)
+            first.release()
+
+    monkeypatch.setattr(late, "_refuse_if_alive", finish_meanwhile)
+    with pytest.raises(AlreadyFinishedError) as refused:
+        late.acquire(list)
+    assert refused.value.step == 30
+    assert newest_owner(storage).finished == 30
+    other = DirectoryLock(storage, "other")
+    other.acquire(list)
+    assert other.epoch == first.epoch + 1
+    other.release()
