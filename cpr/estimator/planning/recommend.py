@@ -165,11 +165,11 @@ def recommended_interval(job: Job, target_pls: float) -> float:
 def with_save_time(job: Job, O_save: float) -> Job:
     """The job with another time of a save, and all costs of saves scaled in proportion."""
     factor = O_save / job.O_save
-    blocked_save, O_rows, blocked_rows = job.blocked_save, job.O_rows, job.blocked_rows  # noqa: N806
+    blocked_save, O_rows, blocked_rows = job.blocked_save, job.O_rows, job.blocked_rows
     if blocked_save is not None:
         blocked_save = min(blocked_save * factor, O_save)  # which rounding may exceed
     if O_rows is not None:
-        O_rows, blocked_rows = O_rows * factor, min(blocked_rows, O_rows) * factor  # noqa: N806
+        O_rows, blocked_rows = O_rows * factor, min(blocked_rows, O_rows) * factor
     return replace(job, O_save=O_save, blocked_save=blocked_save, O_rows=O_rows, blocked_rows=blocked_rows)
 
 
