@@ -18,7 +18,7 @@ from torch import Tensor
 from cpr.checkpoint.catalog.chain import find_states
 from cpr.checkpoint.format.manifest import Manifest
 from cpr.checkpoint.format.part import RankPart, tables_of
-from cpr.checkpoint.ownership.records import Owner
+from cpr.checkpoint.ownership.records import Owner, newest_owner
 from cpr.checkpoint.save.rank_writer import RankWriter
 from cpr.checkpoint.save.single_process import Progress, write_base, write_rows
 from cpr.checkpoint.storage.base import Storage
@@ -92,10 +92,11 @@ def save(rescued: Rescued, storage: Storage, progress: Progress = lambda _: None
         progress: called with the bytes of table rows written since the last call.
 
     Raises:
-        MismatchError: the directory holds newer saves, or of other tables.
+        MismatchError: the directory holds newer saves, of other tables, or of another run.
         LockedError: a run that is alive writes there.
         CheckpointError: something cannot be written; then nothing counts as saved.
     """
+    _next_save(storage, rescued, newest_owner(storage))  # a refusal must not take the directory
     return write_base(
         storage,
         lambda lock: _next_save(storage, rescued, lock.previous),
@@ -191,6 +192,16 @@ def _next_save(storage: Storage, rescued: Rescued, owner: Owner | None) -> tuple
         return max(numbers, default=-1) + 1, uuid.uuid4().hex
     newest = states[0].newest
     shapes = {shard.table_fqn: shard.table_shape for shard in rescued.shards}
+    if owner is None or owner.session != rescued.session_id:
+        raise MismatchError(
+            f"this memory is not of the run that saved last in {storage.uri}"
+            f"{f' ({owner})' if owner else ''}. What to do: save it in an empty directory (--out)"
+        )
+    if owner.finished is not None:
+        raise MismatchError(
+            f"the run in {storage.uri} has finished at step {owner.finished}: this memory is not needed. "
+            "What to do: free it with `cpr clean --yes --unsaved`"
+        )
     why = Directory(newest=SavedState.of(states[0]), owner=owner, session_id=rescued.session_id).why_stale(
         rescued.epoch, rescued.step
     )

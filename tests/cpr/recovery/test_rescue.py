@@ -6,12 +6,15 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
+from cpr.checkpoint.ownership.records import newest_owner, write_owner
 from cpr.checkpoint.save.rank_writer import RankWriter
+from cpr.checkpoint.storage.base import open_storage
 from cpr.cli.main import entry
 from cpr.errors import SaveFailedError
 from cpr.resident.folders import unsaved_segments
 from cpr.resident.janitor import watch
 from cpr.resident.segment import Segment
+from tests.cpr.checkpoint.saves import commit
 from tests.cpr.recovery.workers import assert_same
 
 
@@ -108,6 +111,24 @@ def test_memory_is_not_saved_over_what_is_newer(unsaved, new_worker, home, tmp_p
     assert "was made after it" in capsys.readouterr().err
     assert entry(["rescue", "nobody", "--out", str(tmp_path / "checkpoint")]) == 2
     assert "no memory of a run nobody" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"session": "another"}, "not of the run that saved last"), ({"finished": 28}, "finished at step 28")],
+)
+def test_memory_of_another_or_a_finished_run_is_refused_and_the_directory_is_not_taken(
+    unsaved, home, tmp_path, capsys, change, says
+):
+    unsaved.die()
+    home()
+    storage = open_storage(str(tmp_path / "checkpoint"))
+    owner = replace(newest_owner(storage), **change)
+    write_owner(storage, owner)
+    commit(storage, 1, epoch=owner.epoch)
+    assert entry(["rescue", "--out", str(tmp_path / "checkpoint")]) == 2
+    assert says in capsys.readouterr().err
+    assert newest_owner(storage) == owner
 
 
 def test_memory_in_use_is_not_rescued(unsaved, tmp_path, capsys, home):
