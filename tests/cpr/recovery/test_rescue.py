@@ -1,5 +1,6 @@
 """Memory of a run that could not save is kept; `cpr rescue` saves it, and training continues from there."""
 
+import shutil
 import sys
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ def disk_full(*_):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """Gives the folder of the only run; no process restarts it any more."""
+    """Gives the folder of the only run; no process restarts it any more. The memory is freed afterwards."""
     monkeypatch.setenv("CPR_RESIDENT_ROOT", str(tmp_path / "memory"))
     monkeypatch.setattr("cpr.saving.retries.FIRST_PAUSE_S", 0.0)
 
@@ -34,7 +35,8 @@ def home(tmp_path, monkeypatch):
             keeper.unlink()
         return folder
 
-    return find
+    yield find
+    shutil.rmtree(tmp_path / "memory", ignore_errors=True)  # a janitor stays as long as unsaved memory does
 
 
 @pytest.fixture
