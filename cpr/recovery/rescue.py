@@ -185,7 +185,7 @@ def _shard(extent: Extent, columns: Mapping[str, Tensor], counters: Counters) ->
 
 
 def _next_save(storage: Storage, rescued: Rescued, owner: Owner | None) -> tuple[int, str]:
-    """Sequence number and run of the next save; the directory must hold only older saves of these tables."""
+    """Sequence number and run of the next save; a directory with saves must be of this run, and older."""
     states, refused = find_states(storage)
     numbers = [*(state.sequence for state in states), *(each.sequence for each in refused)]
     if not states:

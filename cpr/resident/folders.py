@@ -27,7 +27,7 @@ DEFAULT_ROOT: Final = "/dev/shm"
 OWNER_FILE: Final = "owner"
 """File in a segment's folder; the owner holds a lock on it as long as the owner lives."""
 UNSAVED_FILE: Final = "unsaved"
-"""File in the folder of a segment that could not be saved; holds the newest step that is saved."""
+"""File in the folder of a segment that could not be saved; holds the newest step that is saved, or -1."""
 RUN_FILE: Final = "run.json"
 """File in a run's folder: the checkpoint directory and the session of the run."""
 KEEPER_PREFIX: Final = "keeper-"
@@ -203,12 +203,13 @@ def forget_unsaved(home: Path, newest_step: int | None = None) -> None:
 
     Args:
         home: the run's folder.
-        newest_step: of what is saved now: memory that was marked when another step was the newest is
-            forgotten; None: the run has finished, all is forgotten.
+        newest_step: of what is saved now: memory that was marked when an earlier step was the newest is
+            forgotten, and not where that save was lost since; None: the run has finished, all is forgotten.
     """
     for folder in unsaved_segments(home):
         marker = folder / UNSAVED_FILE
-        if newest_step is None or marker.read_text() != str(newest_step):
+        step = marker.read_text()  # empty: the worker was killed before it wrote the step
+        if newest_step is None or (step and newest_step > int(step)):
             marker.unlink(missing_ok=True)
 
 

@@ -38,6 +38,7 @@ LOOK_S: Final = 1.0
 FIRST_CHECK_S: Final = 10.0
 """Pause after the first check whether unsaved memory is still of use; each later one is twice as long."""
 LONGEST_CHECK_S: Final = 600.0
+"""Longest pause between two checks."""
 
 logger = logging.getLogger(__name__)
 

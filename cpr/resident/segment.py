@@ -106,7 +106,7 @@ class Segment:
     def mark_unsaved(self, newest_step: int | None) -> None:
         """Keep the memory even if the run is not restarted, until a step after `newest_step` is saved."""
         with os.fdopen(open_private(self.folder / UNSAVED_FILE, os.O_WRONLY | os.O_CREAT), "w") as marker:
-            marker.write(str(newest_step))
+            marker.write(str(-1 if newest_step is None else newest_step))
 
     def clear_unsaved(self) -> None:
         """Undo `mark_unsaved`."""

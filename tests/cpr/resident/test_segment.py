@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cpr.errors import DamagedMemoryError
+from cpr.resident.folders import forget_unsaved
 from cpr.resident.segment import Segment
 from tests.cpr.resident.shards import COLS, ROWS, RUN, assert_same, crash_and_find, make_shard
 
@@ -99,3 +100,17 @@ def test_a_companion_of_other_tables_is_new_and_the_sealed_one_stays_as_it_was(h
     found = crash_and_find(home, found)  # before it was sealed
     found.begin_build()
     assert found.companion("counts", torch.int32, 10, adopt=True)[0].tolist() == [7] * 10
+
+
+@pytest.mark.parametrize(
+    ("marked_at", "newest", "is_kept"), [(None, 0, False), (80, 80, True), (80, 60, True), (80, 81, False)]
+)
+def test_unsaved_memory_is_forgotten_only_when_a_later_step_is_saved(home, marked_at, newest, is_kept):
+    """Not when the save that was the newest is lost: then this memory is needed all the more."""
+    segment = home.create("rank0")
+    segment.mark_unsaved(marked_at)
+    forget_unsaved(home.folder, newest)
+    assert segment.is_unsaved == is_kept
+    segment.mark_unsaved(marked_at)
+    forget_unsaved(home.folder)
+    assert not segment.is_unsaved
