@@ -53,6 +53,11 @@ def build(kind: Callable[..., T], value: Any) -> T:
     return built
 
 
+def register(kind: type[T], reader: Callable[[Any], T]) -> None:
+    """Let `build` read values annotated with `kind` by `reader`, such as one that chooses a subclass."""
+    _PLAIN[kind] = reader
+
+
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -64,10 +69,10 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 @cache
 def _reader(kind: Any) -> Reader:
     """The function that checks a value and converts it to `kind`."""
-    if is_dataclass(kind):
-        return _fields_reader(kind)
     if kind in _PLAIN:
         return _PLAIN[kind]
+    if is_dataclass(kind):
+        return _fields_reader(kind)
     return _BY_ORIGIN[get_origin(kind)](*get_args(kind))
 
 
@@ -82,7 +87,8 @@ def _fields_reader(kind: Any) -> Reader:
         if type(value) is not dict:
             raise _FaultError(f"is {_shown(value)}, not an object")
         if unknown := value.keys() - readers.keys():
-            raise _FaultError(f"has {min(unknown)!r}, which this program does not know")
+            known = ", ".join(readers) or "(none)"
+            raise _FaultError(f"has {min(unknown)!r}, which this program does not know; it knows {known}")
         if lacking := required - value.keys():
             raise _FaultError(f"lacks {min(lacking)!r}")
         found = {}
@@ -178,7 +184,7 @@ def _measure(value: Any) -> float:
     number = _number(value)
     if number < 0:
         raise _FaultError(f"is {_shown(value)}, which is below 0")
-    return number
+    return float(number)
 
 
 def _text(value: Any) -> str:
@@ -201,7 +207,7 @@ def _shown(value: Any) -> str:
     return repr(value)[:60]
 
 
-_PLAIN: Final[Mapping[Any, Reader]] = {bool: _truth, int: _whole_number, float: _measure, str: _text}
+_PLAIN: Final[dict[Any, Reader]] = {bool: _truth, int: _whole_number, float: _measure, str: _text}
 _BY_ORIGIN: Final[Mapping[Any, Callable[..., Reader]]] = {
     Literal: _choice_reader,
     UnionType: _union_reader,

@@ -45,7 +45,7 @@ from cpr.faults.kinds import (
     StorageOutage,
 )
 from cpr.faults.schedules import AtRate, AtStep, AtTime, Event, Trace
-from cpr.faults.storages import FaultyStorage, SlowStorage, WrappedStorage
+from cpr.faults.storages import FaultyStorage
 from cpr.faults.strikes import Link, Node
 
 __all__ = [
@@ -71,10 +71,8 @@ __all__ = [
     "Plan",
     "Raise",
     "Slow",
-    "SlowStorage",
     "StorageDelay",
     "StorageError",
     "StorageOutage",
     "Trace",
-    "WrappedStorage",
 ]

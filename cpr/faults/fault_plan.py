@@ -15,18 +15,26 @@ classes in `kinds` and `schedules`.
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from cpr.faults.codec import decode, encode
-from cpr.faults.schedules import SCHEDULES, Event, Schedule, Trace
+from cpr.faults.kinds import Kind
+from cpr.faults.schedules import Event, Schedule
+from cpr.strict_json import build, parse
 
-FORMAT: Final = "cpr-faults"
-VERSION: Final = 1
 ENVIRONMENT: Final = "CPR_FAULTS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Document:
+    """The document of a plan."""
+
+    format: Literal["cpr-faults"]
+    version: Literal[1]
+    schedules: tuple[Schedule, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +64,13 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path | str, source: str | None = None) -> "Plan":
-        """Read a plan from a JSON document, or from a trace in a `.csv` file.
+        """Read a plan from a JSON document.
 
         Raises:
             ValueError: the file cannot be read, or is not a plan; the message names the place.
         """
-        path = Path(path)
         try:
-            if path.suffix == ".csv":
-                schedules: tuple[Schedule, ...] = (Trace.read_csv(path),)
-            else:
-                schedules = cls.from_json(json.loads(path.read_text())).schedules
+            schedules = cls.from_json(parse(Path(path).read_text())).schedules
         except OSError as error:
             raise ValueError(
                 f"the failures to inject ({source or path}) cannot be read: {error.strerror}; name another "
@@ -83,22 +87,12 @@ class Plan:
         Raises:
             ValueError: the document is not a plan.
         """
-        expected = {"format": FORMAT, "version": VERSION}
-        if not isinstance(document, Mapping) or set(document) != {*expected, "schedules"}:
-            raise ValueError("it must be an object with format, version and schedules")
-        for name, value in expected.items():
-            if document[name] != value:
-                raise ValueError(f"its {name} is {document[name]!r}; this program reads {value!r}")
-        if not isinstance(document["schedules"], list):
-            raise ValueError("its schedules must be a list")
-        return cls(
-            schedules=tuple(_decode(index, entry) for index, entry in enumerate(document["schedules"]))
-        )
+        return cls(schedules=build(_Document, document).schedules)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as a document; see the module docstring."""
-        schedules = [{"schedule": schedule.name, **encode(schedule)} for schedule in self.schedules]
-        return {"format": FORMAT, "version": VERSION, "schedules": schedules}
+        plain: dict[str, Any] = encode(_Document(format="cpr-faults", version=1, schedules=self.schedules))
+        return plain
 
     @property
     def digest(self) -> str:
@@ -115,7 +109,7 @@ class Plan:
             ValueError: another driver is needed.
         """
         for schedule in self.schedules:
-            if schedule.unit == "step" and not inside:
+            if schedule.counts_steps and not inside:
                 raise ValueError(
                     f"{schedule.name} counts steps, which cannot be seen from outside: "
                     "give times (time_s, mean_s), or let the workers do it (CPR_FAULTS)"
@@ -142,10 +136,14 @@ class Cursor:
                 yield f"{index}.{number}", event
 
 
-def _decode(index: int, entry: Any) -> Schedule:
-    name = entry.get("schedule") if isinstance(entry, Mapping) else None
-    if name not in SCHEDULES:
-        raise ValueError(f"schedules[{index}] has schedule {name!r}; choose one of {', '.join(SCHEDULES)}")
-    fields = {key: value for key, value in entry.items() if key != "schedule"}
-    schedule: Schedule = decode(SCHEDULES[name], fields, f"schedules[{index}]")
-    return schedule
+def encode(value: Any) -> Any:
+    """JSON value of a schedule, of a kind, or of the value of a field; None is left out."""
+    if isinstance(value, tuple):
+        return [encode(item) for item in value]
+    if not is_dataclass(value):
+        return value
+    items = {each.name: getattr(value, each.name) for each in fields(value)}
+    plain = {name: encode(item) for name, item in items.items() if item is not None}
+    if isinstance(value, Kind):
+        return {"kind": value.name, **plain}
+    return {"schedule": value.name, **plain} if hasattr(value, "name") else plain

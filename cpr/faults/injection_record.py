@@ -10,18 +10,8 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-
-@dataclass(frozen=True)
-class InjectionStart:
-    """Start of an injection: the first step of the first process."""
-
-    time: float
-    """Seconds since the epoch, valid over restarts and in other processes."""
-    step: int
 
 
 class InjectionRecord:
@@ -34,22 +24,22 @@ class InjectionRecord:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def begin(self, step: int) -> InjectionStart:
-        """The start of the injection: as recorded, or else now, at this step."""
+    def begin(self, step: int) -> tuple[float, int]:
+        """Start of the injection, in seconds since the epoch, and first step: those of the first call."""
         with self._locked() as file:
             for line in _lines(file):
                 if "begun" in line:
-                    return InjectionStart(line["begun"], line["step"])
-            start = InjectionStart(time.time(), step)
-            _append(file, {"begun": start.time, "step": start.step})
-            return start
+                    return line["begun"], line["step"]
+            now = time.time()
+            _append(file, {"begun": now, "step": step})
+            return now, step
 
-    def claim(self, event_name: str, **facts: Any) -> bool:
-        """Record that an event happens now; False if it has happened before."""
-        return self.claim_since(event_name, **facts)[0]
+    def claim(self, event_name: str, **facts: Any) -> tuple[bool, float]:
+        """Record that an event happens now, unless it has happened before.
 
-    def claim_since(self, event_name: str, **facts: Any) -> tuple[bool, float]:
-        """As `claim`, with the time of the event in seconds since the epoch."""
+        Returns:
+            Whether it happens now, and its time in seconds since the epoch.
+        """
         with self._locked() as file:
             for line in _lines(file):
                 if line.get("event") == event_name:

@@ -1,6 +1,5 @@
 """Injection of failures from inside: each worker calls its injector in every step."""
 
-import errno
 import logging
 import os
 import shutil
@@ -9,12 +8,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpr.faults.codec import decode_kind, encode
 from cpr.faults.damage import damage_newest_save
-from cpr.faults.fault_plan import Cursor, Plan
-from cpr.faults.injection_record import InjectionRecord, InjectionStart
+from cpr.faults.fault_plan import Cursor, Plan, encode
+from cpr.faults.injection_record import InjectionRecord
 from cpr.faults.kinds import (
-    KILL,
     Damage,
     DamageFile,
     Hang,
@@ -29,6 +26,7 @@ from cpr.faults.kinds import (
 )
 from cpr.faults.schedules import Event
 from cpr.faults.storages import FaultyStorage
+from cpr.strict_json import build
 
 if TYPE_CHECKING:
     from cpr.checkpoint.storage.base import Storage
@@ -67,7 +65,7 @@ class Injector:
         self._num_ranks = num_ranks or int(os.environ.get("WORLD_SIZE", "1"))
         self._memory, self._checkpoint = memory, checkpoint
         self._storages: list[FaultyStorage] = []
-        self._start: InjectionStart | None = None
+        self._start: tuple[float, int] | None = None
         self._cursor = Cursor(self.plan)
         self._slow: Slow | None = None
         self._num_slow_steps = 0
@@ -93,7 +91,7 @@ class Injector:
         self._storages.append(storage)
         assert self._record is not None
         for event in self._record.events():  # an outage also affects workers started during it
-            kind = decode_kind(event["kind"])
+            kind = build(Kind, event["kind"])
             if isinstance(kind, StorageOutage):
                 storage.out(kind, event["time"] + kind.duration_s)
         return storage
@@ -112,19 +110,20 @@ class Injector:
             return
         if self._start is None:
             self._start = self._record.begin(step)
+        began, first_step = self._start
         self._slow_down()
-        elapsed_s = time.time() - self._start.time
+        elapsed_s = time.time() - began
         # every rank iterates over all events, so that all agree on names and drawn targets
         for name, event in self._cursor.due(step=step, elapsed_s=elapsed_s):
-            if event.step is not None and event.step < self._start.step:
+            if event.step is not None and event.step < first_step:
                 continue
             if isinstance(event.kind, StorageOutage):
                 self._begin_outage(name, event, event.kind, step, rank)
                 continue
             target = event.target_of(self._num_ranks)
-            if target >= self._num_ranks and rank == 0 and self._claim(name, event, step, target):
+            if target >= self._num_ranks and rank == 0 and self._claim(name, event, step, target)[0]:
                 logger.warning("failure injection: there is no rank %d to strike %s", target, event.when)
-            elif target == rank and self._claim(name, event, step, target):
+            elif target == rank and self._claim(name, event, step, target)[0]:
                 self._strike(event, step, rank)
         self._last_step_ended = time.monotonic()
 
@@ -142,15 +141,14 @@ class Injector:
         if missing:
             raise ValueError(f"failures asked for by {self.plan.source} need {', '.join(missing)}: give it")
 
-    def _claim(self, name: str, event: Event, step: int, rank: int) -> bool:
+    def _claim(self, name: str, event: Event, step: int, rank: int) -> tuple[bool, float]:
         assert self._record is not None
         return self._record.claim(name, step=step, rank=rank, kind=encode(event.kind))
 
     def _begin_outage(self, name: str, event: Event, kind: StorageOutage, step: int, rank: int) -> None:
         """Start an outage on this rank, which began when the first rank reached it."""
-        assert self._record is not None
         storages = self._own_storages(kind)
-        is_first, began = self._record.claim_since(name, step=step, rank=rank, kind=encode(kind))
+        is_first, began = self._claim(name, event, step, rank)
         if is_first:
             self._warn(event, "all ranks", step)
         for storage in storages:
@@ -187,7 +185,8 @@ class Injector:
             case DamageFile(how=how):
                 self._damage(how, event.seed)
             case StorageError() | StorageDelay() as kind:
-                self._arm(kind)
+                for storage in self._own_storages(kind):
+                    storage.inject(kind)
 
     def _damage(self, how: Damage, seed: int) -> None:
         assert self._checkpoint is not None
@@ -202,15 +201,3 @@ class Injector:
         if not self._storages:
             raise ValueError(f"{kind.name} needs the run's storage: pass it through Injector.storage")
         return self._storages
-
-    def _arm(self, kind: StorageError | StorageDelay) -> None:
-        for storage in self._own_storages(kind):
-            if isinstance(kind, StorageDelay):
-                storage.slow(
-                    kind.operation, kind.path, delay_s=kind.delay_s, at=kind.at, lasting=kind.lasting
-                )
-            elif kind.error == KILL:
-                storage.kill(kind.operation, kind.path, at=kind.at)
-            else:
-                number = getattr(errno, kind.error)
-                storage.fail(kind.operation, kind.path, at=kind.at, number=number, lasting=kind.lasting)

@@ -1,6 +1,5 @@
 """Injection of failures from outside: kills, stops and disconnects processes of a running job."""
 
-import json
 import logging
 import threading
 import time
@@ -8,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGCONT
-from typing import Any, Final
+from typing import Final
 
-from cpr.faults.codec import encode
 from cpr.faults.damage import check_wipeable, damage_newest_save
 from cpr.faults.fault_plan import Cursor, Plan
 from cpr.faults.kinds import DamageFile, Hang, KillWorker, Kind, LoseNode, Partition, PauseNode
@@ -46,11 +44,6 @@ class Deed:
         """Whether a victim was found and struck."""
         return not self.note.startswith(("missed", "failed"))
 
-    def to_json(self) -> dict[str, Any]:
-        """The deed as a line of the report."""
-        plain: dict[str, Any] = encode(self)
-        return plain
-
 
 class Killer:
     """Injects a plan's failures into a run, from `start` to `stop`, or one at a time (`fire`).
@@ -64,7 +57,6 @@ class Killer:
         plan: kinds and schedules that can be injected from outside.
         nodes: the torchruns of the run, or their pids.
         checkpoint: checkpoint directory on a file system, for `DamageFile`.
-        report: file to which every deed is appended as a line of JSON.
         patience_s: longest wait for a victim before a failure is reported as missed.
 
     Raises:
@@ -78,14 +70,13 @@ class Killer:
         *,
         nodes: Iterable[Node | int],
         checkpoint: Path | None = None,
-        report: Path | None = None,
         patience_s: float = 60.0,
     ) -> None:
         self.plan = plan or Plan()
         self.plan.check(inside=False)
         self.deeds: list[Deed] = []
         self._nodes = [watch(node) for node in nodes]
-        self._checkpoint, self._report, self._patience_s = checkpoint, report, patience_s
+        self._checkpoint, self._patience_s = checkpoint, patience_s
         for schedule in self.plan.schedules:
             for kind in schedule.kinds_used:
                 self._check_given(kind)
@@ -216,9 +207,6 @@ class Killer:
             note=note,
         )
         self.deeds.append(deed)
-        if self._report is not None:
-            with self._report.open("a") as file:
-                file.write(json.dumps(deed.to_json()) + "\n")
         return deed
 
     def _resume(self, until: float) -> None:

@@ -4,14 +4,17 @@ A kind says what happens and can be written as JSON; the drivers (`injector`, `k
 """
 
 import errno
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import ClassVar, Final, Literal, get_args
+from typing import Any, ClassVar, Final, Literal
+
+from cpr.fields import check_fields
+from cpr.strict_json import build, register
 
 Damage = Literal["any", "flip", "truncate", "remove"]
 OutageMode = Literal["fail", "hang"]
 KILL: Final = "KILL"
-OPERATIONS: Final = ("create", "write", "commit", "committed", "read", "size", "list", "delete")
+Operation = Literal["create", "write", "commit", "committed", "read", "size", "list", "delete"]
 """Of a storage. `commit` is between a file's last byte and its appearance, `committed` right after that."""
 READING: Final = frozenset({"read", "size", "list"})
 """Operations that change nothing."""
@@ -37,14 +40,17 @@ class Kind:
     """Whether a `Killer` outside of the run can do it."""
     of_node: ClassVar[bool] = False
     """Whether its target is a node, counted from 0, instead of a rank."""
+    other_errors: ClassVar[tuple[str, ...]] = ()
+    """What the field `error` may be besides the names in `errno`."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in _POSITIVE and not 0 < value < math.inf:
+            if field.name in _POSITIVE and value <= 0:
                 raise ValueError(f"{field.name} is {value}; it must be a positive number")
-            if field.name == "operation":
-                _check_choice("operation", value, OPERATIONS)
+            if field.name == "error" and not hasattr(errno, value) and value not in self.other_errors:
+                raise ValueError(f"error is {value!r}; give a name of errno such as EIO")
 
     def describe(self, target: str) -> str:
         """Text for the log, such as "kill -9 of rank 1" for the target "rank 1"."""
@@ -148,7 +154,7 @@ class Slow(Kind):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (1 <= self.factor < math.inf and 0 <= self.extra_s < math.inf):
+        if self.factor < 1 or self.extra_s < 0:
             raise ValueError(
                 f"factor is {self.factor} and extra_s is {self.extra_s}; "
                 "a slow worker takes at least 1 times as long, and extra_s is not negative"
@@ -167,9 +173,6 @@ class DamageFile(Kind):
     how: Damage = "any"
     """A bit flipped, the file truncated, removed, or any of these."""
 
-    def __post_init__(self) -> None:
-        _check_choice("how", self.how, get_args(Damage))
-
     def describe(self, target: str) -> str:
         """See `Kind.describe`."""
         how = {"any": "damaged", "flip": "damaged by a flipped bit", "truncate": "cut short"}
@@ -181,8 +184,7 @@ class _StorageFault(Kind):
     """Base of failures at an operation of a worker's checkpoint storage."""
 
     inside = True
-    operation: str = "write"
-    """One of `OPERATIONS`."""
+    operation: Operation = "write"
     path: str = ""
     """Only operations on files whose path contains this text count."""
     at: int = 1
@@ -204,13 +206,9 @@ class StorageError(_StorageFault):
 
     name = "storage_error"
     text = "{error}"
+    other_errors = (KILL,)
     error: str = "ENOSPC"
     """Name of an error (`errno`), or `KILL`: the process is killed with -9 at that point."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.error != KILL and not hasattr(errno, self.error):
-            raise ValueError(f"error is {self.error!r}; give a name of errno such as ENOSPC, or {KILL}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,12 +239,6 @@ class StorageOutage(Kind):
     error: str = "EIO"
     """Name of the error (`errno`) if operations fail."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_choice("how", self.how, get_args(OutageMode))
-        if not hasattr(errno, self.error):
-            raise ValueError(f"error is {self.error!r}; give a name of errno such as EIO")
-
     def describe(self, target: str) -> str:
         """See `Kind.describe`."""
         how = f"fail with {self.error}" if self.how == "fail" else "stand still"
@@ -273,6 +265,14 @@ KINDS: Final[dict[str, type[Kind]]] = {
 }
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+def _read_kind(value: Any) -> Kind:
+    """A kind from `{"kind": name, ...}`, or from its name alone."""
+    named = {"kind": value} if isinstance(value, str) else value
+    name = named.get("kind") if isinstance(named, Mapping) else None
+    if not isinstance(name, str) or name not in KINDS:
+        shown = value if name is None else name
+        raise ValueError(f"{shown!r} is no kind of failure; the kinds are {', '.join(KINDS)}")
+    return build(KINDS[name], {key: each for key, each in named.items() if key != "kind"})
+
+
+register(Kind, _read_kind)

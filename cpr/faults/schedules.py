@@ -4,25 +4,50 @@ An event is at a step or at a time. Steps are the run's (`step` of `Injector.ste
 the driver's start, for an `Injector` its first start: restarts do not reset the clock.
 """
 
-import csv
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
-from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Final, Literal
 
-from cpr.faults.codec import decode, from_cells
-from cpr.faults.draws import Distribution, make_draw
-from cpr.faults.kinds import KINDS, Kind
+from cpr.faults.kinds import Kind
+from cpr.strict_json import build, register
 
-Unit = Literal["step", "time"]
+Distribution = Literal["exponential", "gamma", "weibull"]
+SHAPES: Final = (0.1, 100.0)
+"""Allowed shape parameters, as in `cpr.estimator.failures.arrivals`."""
+_DRAWS: Final[dict[Distribution, Callable[[Random, float], float]]] = {
+    "exponential": lambda random, _shape: random.expovariate(1.0),
+    "gamma": lambda random, shape: random.gammavariate(shape, 1 / shape),
+    "weibull": lambda random, shape: random.weibullvariate(1 / math.gamma(1 + 1 / shape), shape),
+}
+"""Times between failures with mean 1."""
+
+
+class Schedule:
+    """Failures in the order of their moments, all at steps or all at times."""
+
+    name: ClassVar[str]
+    """In JSON."""
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the failures are at steps, not at times."""
+        return any(event.step is not None for event in islice(self, 1))
+
+    @property
+    def kinds_used(self) -> tuple[Kind, ...]:
+        """All kinds that can happen."""
+        return tuple(event.kind for event in self)
+
+    def __iter__(self) -> Iterator["Event"]:
+        """The events, the same at every iteration, perhaps infinitely many."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class Event(Schedule):
     """One failure, at a `step` or at a `time_s`."""
 
     kind: Kind
@@ -41,10 +66,8 @@ class Event:
         if self.target is not None and self.target < 0:
             raise ValueError(f"target is {self.target}; ranks and nodes start at 0 (none: drawn by the seed)")
 
-    @property
-    def unit(self) -> Unit:
-        """Unit of the moment."""
-        return "time" if self.step is None else "step"
+    def __iter__(self) -> Iterator["Event"]:
+        yield self
 
     @property
     def moment(self) -> float:
@@ -67,69 +90,16 @@ class Event:
         return Random(self.seed).randrange(num_targets) if self.target is None else self.target
 
 
-class Schedule(ABC):
-    """Failures in the order of their moments, all at steps or all at times."""
+class AtStep(Event):
+    """A schedule of one failure, at a step."""
 
-    name: ClassVar[str]
-    """In JSON."""
-
-    @property
-    @abstractmethod
-    def unit(self) -> Unit:
-        """Unit of all moments."""
-
-    @property
-    @abstractmethod
-    def kinds_used(self) -> tuple[Kind, ...]:
-        """All kinds that can happen."""
-
-    @abstractmethod
-    def __iter__(self) -> Iterator[Event]:
-        """The events, the same at every iteration, perhaps infinitely many."""
+    name = "at_step"
 
 
-class _Single(Schedule):
-    """A schedule of one event with the fields of the schedule."""
+class AtTime(Event):
+    """A schedule of one failure, at a time."""
 
-    kind: Kind
-
-    def __post_init__(self) -> None:
-        list(self)  # the event checks its fields
-
-    @property
-    def unit(self) -> Unit:
-        """See `Schedule.unit`."""
-        return next(iter(self)).unit
-
-    @property
-    def kinds_used(self) -> tuple[Kind, ...]:
-        """See `Schedule.kinds_used`."""
-        return (self.kind,)
-
-    def __iter__(self) -> Iterator[Event]:
-        yield Event(**vars(self))
-
-
-@dataclass(frozen=True, kw_only=True)
-class AtStep(_Single):
-    """One failure at a step."""
-
-    name: ClassVar[str] = "at_step"
-    step: int
-    kind: Kind
-    target: int | None = None
-    seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class AtTime(_Single):
-    """One failure at a time."""
-
-    name: ClassVar[str] = "at_time"
-    time_s: float
-    kind: Kind
-    target: int | None = None
-    seed: int = 0
+    name = "at_time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +115,9 @@ class AtRate(Schedule):
     mean_steps: float | None = None
     """Mean steps between failures; moments are rounded up to whole steps."""
     distribution: Distribution = "exponential"
+    """Of the time between failures."""
     shape: float = 1.0
-    """Of the distribution, see `make_draw`."""
+    """Of gamma and Weibull: 1 is exponential, below 1 failures come in bursts, above 1 regularly."""
     target: int | None = None
     num_events: int | None = None
     """Number of failures; None: infinite."""
@@ -160,12 +131,11 @@ class AtRate(Schedule):
             raise ValueError("failures at a rate need at least one kind in kinds")
         if self.num_events is not None and self.num_events < 0:
             raise ValueError(f"num_events is {self.num_events}; it must not be negative (none: no end)")
-        next(islice(iter(self), 1), None)  # the distribution and an event check their fields
-
-    @property
-    def unit(self) -> Unit:
-        """See `Schedule.unit`."""
-        return "step" if self.mean_s is None else "time"
+        if self.distribution not in _DRAWS:
+            raise ValueError(f"distribution is {self.distribution!r}; choose one of {', '.join(_DRAWS)}")
+        if not SHAPES[0] <= self.shape <= SHAPES[1]:
+            raise ValueError(f"shape is {self.shape:g}; it must be from {SHAPES[0]:g} to {SHAPES[1]:g}")
+        next(iter(self), None)  # an event checks its fields
 
     @property
     def kinds_used(self) -> tuple[Kind, ...]:
@@ -173,10 +143,10 @@ class AtRate(Schedule):
         return self.kinds
 
     def __iter__(self) -> Iterator[Event]:
-        draw, random, moment = make_draw(self.distribution, self.shape), Random(self.seed), 0.0
+        random, moment = Random(self.seed), 0.0
         for _ in count() if self.num_events is None else range(self.num_events):
             # one generator in a fixed order of calls: a seed gives the same events on every machine
-            moment += self._mean * draw(random)
+            moment += self._mean * _DRAWS[self.distribution](random, self.shape)
             yield Event(
                 step=math.ceil(moment) if self.mean_s is None else None,
                 time_s=None if self.mean_s is None else moment,
@@ -200,51 +170,23 @@ class Trace(Schedule):
     events: tuple[Event, ...]
 
     def __post_init__(self) -> None:
-        if len({event.unit for event in self.events}) > 1:
+        if len({event.counts_steps for event in self.events}) > 1:
             raise ValueError("a trace has steps or times, not both: make two traces of it")
-
-    @property
-    def unit(self) -> Unit:
-        """See `Schedule.unit`."""
-        return self.events[0].unit if self.events else "time"
-
-    @property
-    def kinds_used(self) -> tuple[Kind, ...]:
-        """See `Schedule.kinds_used`."""
-        return tuple(event.kind for event in self.events)
 
     def __iter__(self) -> Iterator[Event]:
         return iter(sorted(self.events, key=lambda event: event.moment))
 
-    @classmethod
-    def read_csv(cls, path: Path) -> "Trace":
-        """Read a trace from a CSV file with a header.
 
-        Columns: `step` or `time_s`, `kind` (its name), and optionally `target`, `seed` and fields of the
-        kinds; empty cells count as not given.
-
-        Raises:
-            ValueError: the file is not such a table; the message names the line.
-        """
-        events = []
-        with path.open(newline="") as file:
-            for number, row in enumerate(csv.DictReader(file), start=2):
-                try:
-                    events.append(_event_of_row(row))
-                except ValueError as error:
-                    raise ValueError(f"line {number}: {error}") from error
-        return cls(events=tuple(events))
-
-
-def _event_of_row(row: dict[Any, Any]) -> Event:
-    if None in row:
-        raise ValueError("there are more cells than the header has names")
-    given: dict[str, str] = {name: cell for name, cell in row.items() if name is not None and cell}
-    own = {name: given.pop(name) for name in list(given) if name in {"step", "time_s", "target", "seed"}}
-    kind_fields = from_cells(KINDS.get(given.get("kind", ""), Kind), given)
-    return decode(Event, {**from_cells(Event, own), "kind": kind_fields}, "event")
-
-
-SCHEDULES: Final[dict[str, type[Any]]] = {
+SCHEDULES: Final[dict[str, type[Schedule]]] = {
     schedule.name: schedule for schedule in (AtStep, AtTime, AtRate, Trace)
 }
+
+
+def _read_schedule(value: Any) -> Schedule:
+    name = value.get("schedule") if isinstance(value, Mapping) else None
+    if not isinstance(name, str) or name not in SCHEDULES:
+        raise ValueError(f"schedule is {name!r}; choose one of {', '.join(SCHEDULES)}")
+    return build(SCHEDULES[name], {key: each for key, each in value.items() if key != "schedule"})
+
+
+register(Schedule, _read_schedule)

@@ -61,54 +61,39 @@ def at_step(**fields):
     [
         ({}, "choose one of at_step, at_time, at_rate, trace"),
         ([], "choose one of at_step"),
-        ({"schedule": "at_step", "step": 3}, r"schedules\[0\] lacks the field 'kind'"),
-        (at_step(kind="burn"), "'burn' is no kind of failure"),
+        ({"schedule": "at_step", "step": 3}, r"schedules\[0\] lacks 'kind'"),
+        (at_step(kind="burn"), "'burn' is no kind of failure; the kinds are raise, kill_worker"),
         (at_step(kind=7), "7 is no kind of failure"),
-        (at_step(step=3.5), "step is 3.5; it must be a whole number"),
-        (at_step(step=True), "step is True; it must be a whole number"),
-        (at_step(step=None), "step is None"),
-        (at_step(rank=1), "has no field 'rank'; its fields are "),
-        (
-            at_step(kind={"kind": "hang", "seconds": 3}),
-            "hang has no field 'seconds'; its fields are duration_s",
-        ),
-        (at_step(kind={"kind": "kill_worker", "wipe": "yes"}), "wipe is 'yes'; it must be true or false"),
+        (at_step(step=3.5), r"schedules\[0\].step is 3.5, not a whole number"),
+        (at_step(step=None), "give one of the two"),
+        (at_step(rank=1), r"schedules\[0\] has 'rank', which"),
+        (at_step(kind={"kind": "hang", "seconds": 3}), r"schedules\[0\].kind has 'seconds', which"),
+        (at_step(kind={"kind": "kill_worker", "wipe": "yes"}), "wipe is 'yes', neither true nor false"),
         (at_step(kind={"kind": "storage_error", "error": "EBAD"}), "give a name of errno"),
-        (at_step(kind={"kind": "storage_error", "operation": "sync"}), "choose one of create, "),
-        (at_step(kind={"kind": "storage_outage", "how": "slowly"}), "choose one of fail, hang"),
+        (at_step(kind={"kind": "storage_error", "operation": "sync"}), "not one of 'create', "),
         (at_step(kind={"kind": "storage_outage", "error": "KILL"}), "give a name of errno"),
-        (
-            at_step(kind={"kind": "partition", "duration_s": 0}),
-            "duration_s is 0.0; it must be a positive number",
-        ),
-        ({"schedule": "at_rate", "seed": 1, "mean_s": 3, "kinds": "raise"}, "it must be a list"),
-        ({"schedule": "trace", "events": [3]}, r"events\[0\] is 3; it must be an object"),
+        (at_step(kind={"kind": "partition", "duration_s": 0}), "duration_s is 0.0; it must be a positive"),
+        ({"schedule": "at_rate", "seed": 1, "mean_s": 3, "kinds": "raise"}, "kinds is 'raise', not a list"),
+        ({"schedule": "trace", "events": [3]}, r"events\[0\] is 3, not an object"),
     ],
 )
-def test_wrong_schedule_is_named(tmp_path, schedule, message):
-    path = tmp_path / "faults.json"
-    path.write_text(json.dumps({"format": "cpr-faults", "version": 1, "schedules": [schedule]}))
-    with pytest.raises(ValueError, match=message) as caught:
-        Plan.read(path)
-    assert str(path) in str(caught.value)
+def test_wrong_schedule_is_named(schedule, message):
+    with pytest.raises(ValueError, match=message):
+        Plan.from_json({"format": "cpr-faults", "version": 1, "schedules": [schedule]})
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("document", "message"),
     [
-        ("", "Expecting value"),
-        ("[]", "an object with format, version and schedules"),
-        ('{"format": "cpr-faults", "version": 1}', "an object with format"),
-        ('{"format": "cpr-faults", "version": 2, "schedules": []}', "version is 2; this program reads 1"),
-        ('{"format": "x", "version": 1, "schedules": []}', "format is 'x'"),
-        ('{"format": "cpr-faults", "version": 1, "schedules": {}}', "must be a list"),
+        ([], "not an object"),
+        ({"format": "cpr-faults", "version": 1}, "lacks 'schedules'"),
+        ({"format": "cpr-faults", "version": 2, "schedules": []}, "version is 2, not one of 1"),
+        ({"format": "x", "version": 1, "schedules": []}, "format is 'x', not one of 'cpr-faults'"),
     ],
 )
-def test_invalid_document_is_refused(tmp_path, text, message):
-    path = tmp_path / "faults.json"
-    path.write_text(text)
+def test_invalid_document_is_refused(document, message):
     with pytest.raises(ValueError, match=message):
-        Plan.read(path)
+        Plan.from_json(document)
 
 
 def test_plan_is_read_from_the_environment(tmp_path, monkeypatch):
@@ -124,13 +109,11 @@ def test_plan_is_read_from_the_environment(tmp_path, monkeypatch):
     [
         ("missing.json", None, r"\(CPR_FAULTS=.*missing\.json\) cannot be read: No such file"),
         ("broken.json", "{", r"broken\.json is no plan of failures"),
-        ("empty.json", "", r"empty\.json is no plan of failures"),
         (
             "none.json",
             json.dumps(Plan().to_json()),
             r"none\.json asks for no failure: add schedules, or unset",
         ),
-        ("none.csv", "step,kind\n", r"none\.csv asks for no failure"),
         (
             "outside.json",
             json.dumps(Plan(schedules=(AtTime(time_s=1, kind=KillAgent()),)).to_json()),
