@@ -29,14 +29,5 @@ def build_model(
     if config.kind == "deepfm":
         return DeepFM(features, num_dense, dim, config.top_mlp, dtype)
     if config.kind == "dcnv2":
-        return DCNv2(
-            features,
-            num_dense,
-            dim,
-            config.bottom_mlp,
-            config.top_mlp,
-            config.cross_layers,
-            config.cross_rank,
-            dtype,
-        )
-    return DLRM(features, num_dense, dim, config.bottom_mlp, config.top_mlp, dtype)
+        return DCNv2(config, features, num_dense, dtype)
+    return DLRM(config, features, num_dense, dtype)

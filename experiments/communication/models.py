@@ -17,8 +17,7 @@ from dlrm.config.recipe import load_config
 from dlrm.config.schema import Config
 from dlrm.launch.device import Ranks
 from dlrm.models.build import build_model
-from dlrm.models.cross import LowRankCross
-from dlrm.models.dcn import DCNv2
+from dlrm.models.dcn import DCNv2, LowRankCross
 from dlrm.models.dlrm import DLRM
 
 SEED: Final = 1

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlrm.launch.device import Ranks
-from dlrm.models.linear import LinearHead
+from dlrm.models.fm import LinearHead
 from dlrm.sharding.splitting.planning.shapes import heads_of
 from dlrm.sharding.splitting.wire import Wire, counted
 from experiments.harness.training import Training

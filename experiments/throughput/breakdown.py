@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import Final, Protocol, Self
 
-from dlrm.models import interaction
+from dlrm.models import dlrm
 from dlrm.sharding import host_lookup
 
-_PRODUCTS: Final = interaction._Products.__name__  # by which the profiler names them, forward and backward
+_PRODUCTS: Final = dlrm._Products.__name__  # by which the profiler names them, forward and backward
 _LOOKUP: Final = host_lookup._Lookup.__name__
 RULES: Final[dict[str, tuple[str, ...]]] = {
     "exchange": ("All2All", "AllToAll", "all2all", "Awaitable", "_dist]", "c10d::", "reducer::", "dist_init"),

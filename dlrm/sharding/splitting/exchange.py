@@ -41,7 +41,13 @@ class SplitExchange:
 
         From `[sum of batch_sizes, ...]` to `[batch_sizes[rank], ...]`, in the dtype of `partial`.
         """
-        return self._apply(_SumToOwners, partial, list(batch_sizes))
+        scale = self.gradient_scale(sum(batch_sizes))
+
+        def backward(grad: Tensor) -> Tensor:
+            gathered = self.gather(grad / (self.world_size / scale), batch_sizes)
+            return _divided(gathered.to(grad.dtype), scale)
+
+        return self._apply(partial, lambda tensor: self.reduce_scatter(tensor, batch_sizes), backward)
 
     def sum_to_all(self, partial: Tensor) -> Tensor:
         """Sum all ranks' partial results for all samples on every rank; gradients are summed too.
@@ -49,7 +55,12 @@ class SplitExchange:
         The result has the shape and dtype of `partial`, is equal to the last bit on all ranks, and stays
         inside the split operator: what each rank computes from it is partial again.
         """
-        return self._apply(_SumToAll, partial)
+        scale = self.gradient_scale(partial.shape[0])
+
+        def backward(grad: Tensor) -> Tensor:
+            return _divided(self.all_reduce(grad if scale == 1 else grad * scale), scale)
+
+        return self._apply(partial, self.all_reduce, backward)
 
     def deal_columns(self, own: Tensor, widths: Sequence[int], batch_sizes: Sequence[int]) -> Tensor:
         """Distribute the columns of all ranks' samples over the ranks.
@@ -57,7 +68,22 @@ class SplitExchange:
         From this rank's samples, `[batch_sizes[rank], sum of widths]`, to its columns of all samples, `[sum
         of batch_sizes, widths[rank]]`.
         """
-        return self._apply(_DealColumns, own, list(widths), list(batch_sizes))
+        width, batch = widths[self.rank], batch_sizes[self.rank]
+        of_own, of_all = [each * batch for each in widths], [width * each for each in batch_sizes]
+        scale = self.gradient_scale(sum(batch_sizes))
+
+        def forward(tensor: Tensor) -> Tensor:
+            sent = torch.cat([piece.flatten() for piece in torch.split(tensor, list(widths), dim=1)])
+            received = self.all_to_all(sent, of_own, of_all)
+            return received.view(sum(batch_sizes), width).to(tensor.dtype)
+
+        def backward(grad: Tensor) -> Tensor:
+            sent = grad.reshape(-1) if scale == 1 else grad.reshape(-1) * scale
+            pieces = torch.split(self.all_to_all(sent, of_all, of_own), of_own)
+            columns = [piece.view(batch, each) for piece, each in zip(pieces, widths, strict=True)]
+            return torch.cat(columns, dim=1).to(grad.dtype) * (self.world_size / scale)
+
+        return self._apply(own, forward, backward)
 
     def all_to_all(self, sent: Tensor, to_each: Sequence[int], from_each: Sequence[int]) -> Tensor:
         """Send `to_each` rows of `sent` to each rank and receive `from_each`, in the wire dtype."""
@@ -101,60 +127,24 @@ class SplitExchange:
         # a power of two, so that scaling itself rounds nothing
         return 2.0 ** (num_samples - 1).bit_length() if self.wire_dtype == torch.float16 else 1.0
 
-    def _apply(self, function: type[torch.autograd.Function], tensor: Tensor, *sizes: list[int]) -> Tensor:
-        apply = cast("Callable[..., Tensor]", function.apply)
-        return tensor if self.world_size == 1 else apply(tensor, self, *sizes)
+    def _apply(self, tensor: Tensor, *ways: Callable[[Tensor], Tensor]) -> Tensor:
+        apply = cast("Callable[..., Tensor]", _Crossing.apply)
+        return tensor if self.world_size == 1 else apply(tensor, *ways)
 
 
-class _SumToOwners(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, partial: Tensor, exchange: SplitExchange, batch_sizes: list[int]) -> Tensor:
-        ctx.exchange, ctx.batch_sizes = exchange, batch_sizes
-        return exchange.reduce_scatter(partial, batch_sizes)
+class _Crossing(torch.autograd.Function):
+    """A collective, and that of its gradient."""
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        scale = ctx.exchange.gradient_scale(sum(ctx.batch_sizes))
-        sent = grad / (ctx.exchange.world_size / scale)
-        gathered = ctx.exchange.gather(sent, ctx.batch_sizes).to(grad.dtype)
-        return _divided(gathered, scale), None, None
-
-
-class _SumToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, partial: Tensor, exchange: SplitExchange) -> Tensor:
-        ctx.exchange = exchange
-        return exchange.all_reduce(partial)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        scale = ctx.exchange.gradient_scale(grad.shape[0])
-        return _divided(ctx.exchange.all_reduce(grad if scale == 1 else grad * scale), scale), None
-
-
-class _DealColumns(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, own: Tensor, exchange: SplitExchange, widths: list[int], batch_sizes: list[int]
+        ctx: Any, tensor: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        ctx.exchange, ctx.widths, ctx.batch_sizes = exchange, widths, batch_sizes
-        width = widths[exchange.rank]
-        sent = torch.cat([piece.flatten() for piece in torch.split(own, widths, dim=1)])
-        to_each = [each * own.shape[0] for each in widths]
-        received = exchange.all_to_all(sent, to_each, [width * batch for batch in batch_sizes])
-        return received.view(sum(batch_sizes), width).to(own.dtype)
+        ctx.way_back = backward
+        return forward(tensor)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        exchange, widths, batch_sizes = ctx.exchange, ctx.widths, ctx.batch_sizes
-        width, batch = widths[exchange.rank], batch_sizes[exchange.rank]
-        scale = exchange.gradient_scale(sum(batch_sizes))
-        sent = grad.reshape(-1) if scale == 1 else grad.reshape(-1) * scale
-        to_each = [width * each for each in batch_sizes]
-        received = exchange.all_to_all(sent, to_each, [each * batch for each in widths])
-        pieces = torch.split(received, [each * batch for each in widths])
-        own = torch.cat([piece.view(batch, each) for piece, each in zip(pieces, widths, strict=True)], dim=1)
-        return own.to(grad.dtype) * (exchange.world_size / scale), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.way_back(grad), None, None
 
 
 def _divided(tensor: Tensor, scale: float) -> Tensor:

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlrm.models import cross
-from dlrm.models.cross import CrossHead, LowRankCross, with_dense_vector
+from dlrm.models import dcn
+from dlrm.models.dcn import CrossHead, LowRankCross, with_dense_vector
 from dlrm.sharding.splitting.head import Owned
 from dlrm.sharding.splitting.operator_tables import Placement
 from tests.dlrm.sharding.splitting.simulated import on_ranks
@@ -67,7 +67,7 @@ def columns_of(owners, rank, dense_owner):
 )
 def test_split_heads_equal_the_whole(owners, sizes, dense_owner, top, features, monkeypatch):
     """Results of the ranks' own samples, gradients of the dense vector, of embeddings, and of all weights."""
-    monkeypatch.setattr(cross, "OperatorTables", Rows)
+    monkeypatch.setattr(dcn, "OperatorTables", Rows)
     torch.manual_seed(2)
     num_ranks, num_samples = len(sizes), sum(sizes)
     head = CrossHead(features, 4, top, num_layers=2, rank=3, dtype=torch.float64).double()
@@ -133,7 +133,7 @@ def test_traffic_lists_every_crossing(features):
 
 def test_bfloat16_error_is_similar_split_and_whole(features, monkeypatch):
     """Against fp32. Partial results are rounded before they are summed, and there are few of them."""
-    monkeypatch.setattr(cross, "OperatorTables", Rows)
+    monkeypatch.setattr(dcn, "OperatorTables", Rows)
     num_ranks, each, owners = 3, 200, (0, 1, 2, 1)
 
     def head_of(dtype):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.dataset import Feature
-from dlrm.models.interaction import DotHead, DotInteraction
+from dlrm.models.dlrm import DotHead, DotInteraction
 from dlrm.sharding.splitting.head import Owned
 from tests.dlrm.sharding.splitting.simulated import on_ranks
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from dlrm.models.interaction import DotInteraction
+from dlrm.models.dlrm import DotInteraction
 from dlrm.sharding.host_lookup import _Lookup
 from experiments.throughput.breakdown import KINDS, REST, _lineage, breakdown_ms, kind_of
 

@@ -34,8 +34,8 @@ from data.dataset import Feature
 from dlrm.config.schema import DenseConfig
 from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 from dlrm.models.deepfm import DeepFMHead
-from dlrm.models.interaction import DotHead
-from dlrm.models.linear import LinearHead
+from dlrm.models.dlrm import DotHead
+from dlrm.models.fm import LinearHead
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
 from dlrm.sharding.splitting.placement import split_plan

@@ -8,11 +8,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from data.dataset import Feature
-from dlrm.models.cross import CrossHead
+from dlrm.models.dcn import CrossHead
 from dlrm.models.deepfm import DeepFMHead
-from dlrm.models.fm import FMHead
-from dlrm.models.interaction import DotHead
-from dlrm.models.linear import LinearHead
+from dlrm.models.dlrm import DotHead
+from dlrm.models.fm import FMHead, LinearHead
 from dlrm.sharding.splitting.head import Head
 
 FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((50, 7, 300, 24, 11, 2)))

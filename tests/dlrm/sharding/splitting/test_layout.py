@@ -5,8 +5,8 @@ import torch
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardMetadata
 
 from data.dataset import Feature
-from dlrm.models.interaction import DotHead
-from dlrm.models.linear import LinearHead
+from dlrm.models.dlrm import DotHead
+from dlrm.models.fm import LinearHead
 from dlrm.sharding.splitting.layout import columns_by_rank, sharding_types
 
 ROWS = 10

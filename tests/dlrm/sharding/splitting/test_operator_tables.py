@@ -13,7 +13,7 @@ from cpr.shards.lookups import watch_lookups
 from data.dataset import Feature
 from dlrm.config.schema import DenseConfig, ScheduleConfig, TablesConfig
 from dlrm.models.deepfm import DeepFM, DeepFMHead
-from dlrm.models.linear import LinearHead
+from dlrm.models.fm import LinearHead
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.parameters import dense_parameters

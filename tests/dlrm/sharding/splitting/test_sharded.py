@@ -10,8 +10,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards import find_shards
 from data.dataset import Feature
-from dlrm.models.interaction import DotHead
-from dlrm.models.linear import LinearHead
+from dlrm.models.dlrm import DotHead
+from dlrm.models.fm import LinearHead
 from dlrm.sharding.splitting.rows import RowSplitSharder
 from dlrm.sharding.splitting.sharded import HeadSharder, ShardedHead
 
