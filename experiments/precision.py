@@ -19,7 +19,7 @@ from typing import Final
 from matplotlib.figure import Figure
 
 from data.dataset import read_manifest
-from dlrm.telemetry.learning_curve import CurvePoint, draw_learning_curve
+from dlrm.telemetry.report import CurvePoint, draw_learning_curve
 from experiments.harness.command import experiment_parser
 from experiments.harness.launch import torchrun
 from experiments.harness.plotting import TEN_THOUSANDTHS

@@ -1,8 +1,8 @@
 """DLRM (Naumov et al., arXiv 1906.00091): bottom MLP, pairwise dot products, top MLP.
 
 The dot interaction is one autograd function, because the plain form is the slowest part of a CPU step: fancy
-indexing of the triangle is slow forward and worse backward. Here one gather reads the triangle, and one gather
-reads the symmetric gradient, so that a single batched product gives the gradient of all embeddings.
+indexing of the triangle is slow forward and worse backward. Here one gather reads the triangle, and one
+gather reads the symmetric gradient, so that a single batched product gives the gradient of all embeddings.
 """
 
 from collections.abc import Callable, Sequence

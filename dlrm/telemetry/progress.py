@@ -3,7 +3,7 @@
 import logging
 import time
 from contextlib import ExitStack
-from typing import Final, Protocol, TextIO
+from typing import Final, TextIO
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -14,86 +14,38 @@ LINE_EVERY_S: Final = 10.0
 """Least time between two log lines where there is no terminal."""
 
 
-class TrainingProgress(Protocol):
-    """Shows how far a run and its evaluations are."""
+class TrainingProgress:
+    """A bar with samples, speed, time left, loss and AUC; a second one below it during an evaluation.
+
+    If `stream` is no terminal, a log line at most every `LINE_EVERY_S` seconds, and none for an evaluation
+    that takes less.
+    """
+
+    def __init__(self, total_samples: int, evaluated_batches: int, stream: TextIO) -> None:
+        self._total_samples, self._evaluated_batches = total_samples, evaluated_batches
+        self._is_terminal = stream.isatty()
+        self._options = {"file": stream, "dynamic_ncols": True, "disable": not self._is_terminal}
+        self._samples = self._batches = 0
+        self._logged_at, self._evaluation_logged_at = -float("inf"), 0.0
+        self._evaluation: tqdm[None] | None = None
+        self._stack = ExitStack()
+        self._bar = self._stack.enter_context(
+            tqdm(total=total_samples, unit=" samples", unit_scale=True, **self._options)
+        )
+        if self._is_terminal:
+            self._stack.enter_context(logging_redirect_tqdm())  # log messages appear above the bar
 
     def advance(self, samples: int) -> None:
         """Called once a step with the samples done so far."""
-
-    def show(self, loss: float, auc: float | None, samples_per_s: float) -> None:
-        """Called when there is a new line of metrics."""
-
-    def evaluate(self) -> None:
-        """Called for each evaluated batch."""
-
-    def end_evaluation(self) -> None:
-        """Called after the last evaluated batch."""
-
-    def close(self) -> None:
-        """Called once at the end of the run."""
-
-
-def open_progress(total_samples: int, evaluated_batches: int, stream: TextIO) -> TrainingProgress:
-    """Open a bar if `stream` is a terminal, else log lines."""
-    if stream.isatty():
-        return _ProgressBar(total_samples, evaluated_batches, stream)
-    return _ProgressLines(total_samples, evaluated_batches)
-
-
-class _ProgressBar:
-    """A bar with samples, speed, time left, loss and AUC; a second one below it during an evaluation."""
-
-    def __init__(self, total_samples: int, evaluated_batches: int, stream: TextIO) -> None:
-        self._evaluated_batches, self._stream = evaluated_batches, stream
-        self._evaluation: tqdm[None] | None = None
-        self._stack = ExitStack()
-        bar = tqdm(total=total_samples, unit=" samples", unit_scale=True, file=stream, dynamic_ncols=True)
-        self._bar = self._stack.enter_context(bar)
-        self._stack.enter_context(logging_redirect_tqdm())  # log messages appear above the bar
-
-    def advance(self, samples: int) -> None:
-        self._bar.update(samples - self._bar.n)
-
-    def show(self, loss: float, auc: float | None, samples_per_s: float) -> None:
-        self._bar.set_postfix_str(_quality(loss, auc), refresh=False)  # the bar measures samples/s itself
-
-    def evaluate(self) -> None:
-        if self._evaluation is None:
-            self._evaluation = tqdm(
-                total=self._evaluated_batches,
-                desc="evaluation",
-                unit=" batches",
-                file=self._stream,
-                dynamic_ncols=True,
-                leave=False,
-            )
-        self._evaluation.update()
-
-    def end_evaluation(self) -> None:
-        if self._evaluation is not None:
-            self._evaluation.close()
-        self._evaluation = None
-
-    def close(self) -> None:
-        self.end_evaluation()
-        self._stack.close()
-
-
-class _ProgressLines:
-    """A log line at most every `LINE_EVERY_S` seconds; none for an evaluation that takes less."""
-
-    def __init__(self, total_samples: int, evaluated_batches: int) -> None:
-        self._total_samples, self._evaluated_batches = total_samples, evaluated_batches
-        self._samples = self._batches = 0
-        self._evaluation_logged_at = 0.0
-        self._logged_at = -float("inf")
-
-    def advance(self, samples: int) -> None:
+        self._bar.update(samples - self._samples)
         self._samples = samples
 
     def show(self, loss: float, auc: float | None, samples_per_s: float) -> None:
+        """Called when there is a new line of metrics."""
+        quality = f"loss {loss:.4f}, AUC {'--' if auc is None else f'{auc:.4f}'}"
+        self._bar.set_postfix_str(quality, refresh=False)  # the bar measures samples/s itself
         now = time.monotonic()
-        if now - self._logged_at < LINE_EVERY_S:
+        if self._is_terminal or now - self._logged_at < LINE_EVERY_S:
             return
         self._logged_at = now
         logger.info(
@@ -102,25 +54,31 @@ class _ProgressLines:
             f"{self._total_samples:,}",
             100 * self._samples / max(self._total_samples, 1),
             f"{samples_per_s:,.0f}",
-            _quality(loss, auc),
+            quality,
         )
 
     def evaluate(self) -> None:
-        now = time.monotonic()
-        if self._batches == 0:
-            self._evaluation_logged_at = now
+        """Called for each evaluated batch."""
+        now, total = time.monotonic(), self._evaluated_batches
+        if self._evaluation is None:
+            self._batches, self._evaluation_logged_at = 0, now
+            self._evaluation = tqdm(
+                total=total, desc="evaluation", unit=" batches", leave=False, **self._options
+            )
         self._batches += 1
-        if now - self._evaluation_logged_at >= LINE_EVERY_S:
+        self._evaluation.update()
+        if not self._is_terminal and now - self._evaluation_logged_at >= LINE_EVERY_S:
             self._evaluation_logged_at = now
-            share = 100 * self._batches / max(self._evaluated_batches, 1)
-            logger.info("evaluation: batch %d of %d (%.0f %%)", self._batches, self._evaluated_batches, share)
+            share = 100 * self._batches / max(total, 1)
+            logger.info("evaluation: batch %d of %d (%.0f %%)", self._batches, total, share)
 
     def end_evaluation(self) -> None:
-        self._batches = 0
+        """Called after the last evaluated batch."""
+        if self._evaluation is not None:
+            self._evaluation.close()
+        self._evaluation = None
 
     def close(self) -> None:
-        pass
-
-
-def _quality(loss: float, auc: float | None) -> str:
-    return f"loss {loss:.4f}, AUC {'--' if auc is None else f'{auc:.4f}'}"
+        """Called once at the end of the run."""
+        self.end_evaluation()
+        self._stack.close()

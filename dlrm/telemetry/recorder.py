@@ -21,10 +21,16 @@ from dlrm.comm.stats.figures import ExchangeFigures
 from dlrm.launch.files import write_json
 from dlrm.metrics import ChanceWatch, MetricValues, RunningAuc
 from dlrm.telemetry.folder import circumstances
-from dlrm.telemetry.learning_curve import CurvePoint
-from dlrm.telemetry.progress import open_progress
-from dlrm.telemetry.report import REPORT_NAME, FailureHistory, Report, exchange_report, write_report
-from dlrm.telemetry.sinks import HYPERPARAMETERS, Figures, MetricsSink, event_writer, open_sinks
+from dlrm.telemetry.progress import TrainingProgress
+from dlrm.telemetry.report import (
+    REPORT_NAME,
+    CurvePoint,
+    FailureHistory,
+    Report,
+    exchange_report,
+    write_report,
+)
+from dlrm.telemetry.sinks import HYPERPARAMETERS, Figures, Sink, event_writer, open_sinks
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +154,8 @@ class Telemetry(Recorder):
         self._best_auc = best_auc
         self._log_every_steps = log_every_steps
         self._event_writer = event_writer()
-        self._sinks: list[MetricsSink] = []
-        self._progress = open_progress(total_samples, evaluated_batches, stream)
+        self._sinks: list[Sink] = []
+        self._progress = TrainingProgress(total_samples, evaluated_batches, stream)
         self._running_auc = RunningAuc(device)
         self._watch = ChanceWatch()
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)

@@ -4,19 +4,31 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cpr.humanize import align_columns
 from cpr.recovery.run.report import PHASES
 from dlrm.comm.feedback.residual import LostResiduals
 from dlrm.comm.stats.figures import ExchangeFigures
 from dlrm.metrics import MetricValues
-from dlrm.telemetry.learning_curve import CurvePoint, draw_learning_curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 REPORT_NAME: Final = "report.json"
 UNDEFINED: Final = "not defined"
 WHY_WIDTH: Final = 60
 """Characters of a worker's error shown in the table; the log and `report.json` have all of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """One evaluation on the learning curve."""
+
+    samples: int
+    """Training samples done before the evaluation."""
+    auc: float | None
+    log_loss: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +142,30 @@ def write_report(folder: Path, report: Report, curve: Sequence[CurvePoint]) -> N
     (folder / "report.txt").write_text(format_report(report) + "\n")
     if curve:
         draw_learning_curve(folder / "learning_curve.png", curve, report.best_auc, report.recipe)
+
+
+def draw_learning_curve(path: Path, curve: Sequence[CurvePoint], best_auc: float | None, title: str) -> None:
+    """Draw AUC and log loss of all evaluations, and the best AUC if known, into the picture file `path`."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  # slow to import, and needed once at the end
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _draw(left, "AUC on the test days", [(point.samples, point.auc) for point in curve])
+    _draw(right, "log loss on the test days", [(point.samples, point.log_loss) for point in curve])
+    if best_auc is not None:
+        label = f"best any model can reach: {best_auc:.4f}"
+        left.axhline(best_auc, color="black", linestyle="--", linewidth=1, label=label)
+        left.legend(loc="lower right")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=150)
+
+
+def _draw(axes: "Axes", label: str, points: Sequence[tuple[int, float | None]]) -> None:
+    defined = [(samples, value) for samples, value in points if value is not None]
+    axes.plot([samples for samples, _ in defined], [value for _, value in defined], marker="o", markersize=3)
+    axes.set_xlabel("training samples")
+    axes.set_ylabel(label)
+    axes.grid(alpha=0.3)
 
 
 def _quality_rows(metrics: MetricValues | None) -> list[tuple[str, str]]:

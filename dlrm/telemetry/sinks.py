@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from dlrm.launch.files import replace_text
 
@@ -25,16 +25,6 @@ COMPARED: Final = ("evaluation/auc", "evaluation/log_loss")
 
 Figures = Mapping[str, Any]
 """Numbers, texts, lists or None by name; a nested mapping, such as the learning rates, adds a second name."""
-
-
-class MetricsSink(Protocol):
-    """Takes metrics of one kind, such as `train` or `evaluation`, at one step."""
-
-    def write(self, kind: str, step: int, figures: Figures) -> None:
-        """Called with every new set of metrics; None stands for an undefined value."""
-
-    def close(self) -> None:
-        """Called once at the end."""
 
 
 class _JsonLines:
@@ -123,6 +113,10 @@ class _TensorBoard:
             _warn_no_events(error)
 
 
+Sink = _JsonLines | _TensorBoard
+"""Takes metrics of one kind, such as `train` or `evaluation`, at one step; None is an undefined value."""
+
+
 def event_writer() -> Callable[..., Any] | None:
     """Find TensorBoard's writer class; log and return None if the package is not installed."""
     try:
@@ -133,9 +127,9 @@ def event_writer() -> Callable[..., Any] | None:
     return SummaryWriter
 
 
-def open_sinks(folder: Path, step: int, writer: Callable[..., Any] | None) -> list[MetricsSink]:
+def open_sinks(folder: Path, step: int, writer: Callable[..., Any] | None) -> list[Sink]:
     """Open the metrics files of a run folder, removing lines that an earlier start wrote after `step`."""
-    sinks: list[MetricsSink] = [_JsonLines(folder / "metrics.jsonl", step)]
+    sinks: list[Sink] = [_JsonLines(folder / "metrics.jsonl", step)]
     if writer is not None:
         try:
             sinks.append(_TensorBoard(writer(str(folder), purge_step=step + 1)))

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from dlrm.telemetry import progress
-from dlrm.telemetry.progress import open_progress
+from dlrm.telemetry.progress import TrainingProgress
 
 
 class Terminal(io.StringIO):
@@ -23,7 +23,7 @@ def clock(monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.1, []), (4.0, ["4 of 8 (50 %)", "7 of 8 (88 %)"])])
 def test_without_a_terminal_long_evaluations_log_lines(clock, caplog, seconds, said):
-    shown = open_progress(100, 8, io.StringIO())
+    shown = TrainingProgress(100, 8, io.StringIO())
     with caplog.at_level(logging.INFO, "dlrm"):
         for _ in range(2):
             for _ in range(8):
@@ -35,7 +35,7 @@ def test_without_a_terminal_long_evaluations_log_lines(clock, caplog, seconds, s
 
 def test_on_a_terminal_an_evaluation_has_a_bar_that_goes_away():
     terminal = Terminal()
-    shown = open_progress(100, 8, terminal)
+    shown = TrainingProgress(100, 8, terminal)
     shown.evaluate()
     assert "evaluation:" in terminal.getvalue()
     assert "/8 [" in terminal.getvalue()

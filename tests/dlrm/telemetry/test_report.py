@@ -7,8 +7,8 @@ import pytest
 from dlrm.comm.feedback.residual import LostResiduals
 from dlrm.comm.stats.figures import ExchangeFigures
 from dlrm.metrics import MetricValues
-from dlrm.telemetry.learning_curve import CurvePoint
 from dlrm.telemetry.report import (
+    CurvePoint,
     FailureHistory,
     Report,
     SavesReport,
