@@ -1,7 +1,7 @@
 """The fault tolerance that a training loop calls: a base class without any, and full checkpoints.
 
 `Session` itself saves nothing. `Checkpoints` saves the whole run periodically and resumes from the newest
-save. `dlrm.fault_tolerance.recovery_session` adds partial recovery.
+save. `dlrm.fault_tolerance.setup` adds partial recovery.
 """
 
 import logging

@@ -37,7 +37,6 @@ from dlrm.training.evaluation import evaluate
 from dlrm.training.model import Unsharded, apply_plan, unsharded
 from dlrm.training.proxy_model import ProxyModel
 from dlrm.training.trainer import NUM_SCALARS, Trainer
-from dlrm.training.warm_start import warm_start
 
 logger = logging.getLogger(__name__)
 
@@ -221,3 +220,36 @@ def _best_auc(test: DatasetManifest) -> float | None:
     if len(test.days) != 1 or str(test.days[0]) not in days:
         return None
     return float(days[str(test.days[0])]["best_auc"])
+
+
+logger = logging.getLogger(__name__)
+
+
+def warm_start(inputs: Inputs, optimizers: Optimizers, checkpointer: Checkpointer) -> None:
+    """Load the model that `train.warm_start` names, if any; a collective, before the first save or load.
+
+    Loads tables (with ids of dynamic ones), dense parameters, optimizer states and the position in the
+    learning-rate schedule from the newest save there. Data, steps, metrics and random generators start over.
+    Gradients that ranks had not sent yet (`comm.exchange`) are dropped.
+
+    Raises:
+        ValueError: the other run has another optimizer, or its schedule has ended.
+        CheckpointError: nothing is saved there, or nothing of this model.
+    """
+    config = inputs.config
+    if not config.train.warm_start:
+        return
+    state = checkpointer.warm_start(config.train.warm_start, ["optimizers"])
+    factor = optimizers.continue_schedule(state.step)
+    if dist.get_rank() == 0:
+        days = ", ".join(map(str, inputs.loader.manifest.days))
+        logger.info(
+            "warm start: model, optimizers and schedule (learning rates times %g) continue from save %d, "
+            "step %d, of %s; the data starts over, with day %s of %s",
+            factor,
+            state.sequence,
+            state.step,
+            config.train.warm_start,
+            days,
+            config.data.uri,
+        )

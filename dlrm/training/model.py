@@ -6,11 +6,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan
 
 from cpr.shards import table_groups
+from cpr.shards.groups import tables_prefix, walk
 from data.dataset import Feature
+from dlrm.comm.row_sparse import send_touched_rows
 from dlrm.models.build import build_model
 from dlrm.optim.build import arithmetic_dtype
 from dlrm.sharding.bounds import IdBounds
@@ -19,7 +22,6 @@ from dlrm.sharding.exchange_codecs import ExchangeCodecs
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.plan import make_plan, make_sharder, tables_of
 from dlrm.sharding.pooled import PooledFeatures
-from dlrm.sharding.replicated import average_touched_rows
 from dlrm.sharding.splitting.planning.torchrec_plan import WIRE_DTYPES, Planned
 from dlrm.sharding.splitting.rows import RowSplitSharder
 from dlrm.sharding.splitting.sharded import ShardedHead
@@ -81,7 +83,7 @@ def apply_plan(
     )
     bounds.watch(sharded)
     if config.sharding.data_parallel_gradients == "rows":
-        average_touched_rows(sharded)
+        _average_touched_rows(sharded)
     make_dynamic(sharded, dict.fromkeys(before.dynamic, config.tables.admit_after), config.train.seed)
     if initialize:
         initialize_tables(sharded, config.train.seed)
@@ -109,3 +111,15 @@ def move_dense(model: nn.Module, device: torch.device) -> None:
     for each in (*model.parameters(), *model.buffers()):
         if not each.is_meta:
             each.data = each.data.to(device)
+
+
+def _average_touched_rows(model: nn.Module) -> None:
+    """Let replicated fp32 tables send only the rows that samples touched; before the first backward pass."""
+    for _, module in walk(model):
+        if tables_prefix(module) is None:
+            continue
+        lookups: Any = module._lookups
+        for lookup in lookups:
+            if isinstance(lookup, DistributedDataParallel):
+                tables = [kernel.emb_module for kernel in lookup.module._emb_modules]
+                send_touched_rows(lookup, {each.weights: each.embedding_specs for each in tables})

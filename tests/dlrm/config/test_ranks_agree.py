@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from dlrm.config.ranks_agree import NODE_SETTINGS, _settings, check_agreed, check_settings
 from dlrm.config.schema import CommConfig, Config, DataConfig, DenseConfig
+from dlrm.training.run import NODE_SETTINGS, _settings, check_agreed, check_settings
 
 
 def test_differing_settings_are_named_with_both_values():

@@ -10,9 +10,9 @@ from dlrm.comm.config import CONTROLLERS, SPARSE, CommConfig
 from dlrm.comm.consistency.preflight import DisagreementError
 from dlrm.comm.ddp_hook import register
 from dlrm.comm.p3.scheduler import PriorityExchange
-from dlrm.config.ranks_agree import check_agreed
 from dlrm.config.schema import Config, TrainConfig
 from dlrm.dense_sync.allreduce import AllReduceSync
+from dlrm.training.run import check_agreed
 from tests.system.comm.common import (
     SIZE,
     SUMMING,

@@ -37,8 +37,8 @@ from dlrm.models.deepfm import DeepFMHead
 from dlrm.models.dlrm import DotHead
 from dlrm.models.fm import LinearHead
 from dlrm.sharding.parameters import dense_parameters
+from dlrm.sharding.splitting.layout import split_plan
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
-from dlrm.sharding.splitting.placement import split_plan
 from dlrm.sharding.splitting.rows import RowSplitSharder
 from dlrm.sharding.splitting.sharded import HeadSharder
 from tests.system.recovery.recovery_worker import values

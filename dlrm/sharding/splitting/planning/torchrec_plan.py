@@ -14,10 +14,16 @@ from dlrm.comm.links import ranks_per_node
 from dlrm.config.schema import Config
 from dlrm.sharding.memory import memory_for_tables
 from dlrm.sharding.splitting.head import Head
+from dlrm.sharding.splitting.layout import split_plan
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
-from dlrm.sharding.splitting.placement import split_plan
-from dlrm.sharding.splitting.planning.memory import operator_bytes, table_bytes, too_large
-from dlrm.sharding.splitting.planning.shapes import PlanSetting, heads_of, ids_of
+from dlrm.sharding.splitting.planning.shapes import (
+    PlanSetting,
+    heads_of,
+    ids_of,
+    operator_bytes,
+    table_bytes,
+    too_large,
+)
 from dlrm.sharding.splitting.planning.strategies import Strategy
 from dlrm.sharding.splitting.sharded import HeadSharder
 

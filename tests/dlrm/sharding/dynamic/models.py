@@ -6,7 +6,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards import find_shards, table_groups
 from dlrm.sharding.dynamic import make_dynamic
-from dlrm.sharding.dynamic.hashing import mix
+from dlrm.sharding.dynamic.index import mix
 from dlrm.sharding.host_lookup import use_host_lookups
 from tests.cpr.shards.models import bags, shard
 

@@ -4,8 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.sharding.dynamic.hashing import initial_values, mix
-from dlrm.sharding.dynamic.index import IdIndex
+from dlrm.sharding.dynamic.index import IdIndex, initial_values, mix
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 IDS = st.lists(INT64 | st.sampled_from([0, -1, 2**63 - 1, -(2**63)]), unique=True, max_size=40)

@@ -6,9 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.sharding.dynamic.admission import Candidates
-from dlrm.sharding.dynamic.hashing import initial_values
-from dlrm.sharding.dynamic.table import EVICTION_SHARE, DynamicTable, columns_of_rows
+from dlrm.sharding.dynamic.index import initial_values
+from dlrm.sharding.dynamic.table import EVICTION_SHARE, Candidates, DynamicTable, columns_of_rows
 
 DIM, SEED = 4, 11
 EXTREMES = [0, -1, 1, -(2**63), 2**63 - 1]

@@ -9,7 +9,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from cpr.shards import find_shards, table_groups
 from cpr.shards.lookups import watch_lookups
 from dlrm.sharding.dynamic import make_dynamic
-from dlrm.sharding.dynamic.hashing import initial_values
+from dlrm.sharding.dynamic.index import initial_values
 from tests.cpr.shards.models import CPU, DIM, META, bags, sequences, shard
 from tests.dlrm.sharding.dynamic.models import SEED, batch, build, pooled, raw_ids, train
 

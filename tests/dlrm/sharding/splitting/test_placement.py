@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.sharding.splitting.placement import balanced, even_columns
+from dlrm.sharding.splitting.layout import balanced, even_columns
 
 
 @given(st.integers(1, 64), st.integers(1, 9))

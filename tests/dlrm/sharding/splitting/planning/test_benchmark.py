@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dlrm.comm.autotune.significance import LEAST_ROUNDS
-from dlrm.sharding.splitting.planning import benchmark as module
-from dlrm.sharding.splitting.planning.benchmark import CALLS, WARM_UP, benchmark
+from dlrm.sharding.splitting.planning import planner as module
+from dlrm.sharding.splitting.planning.planner import CALLS, WARM_UP, benchmark
 
 CPU = torch.device("cpu")
 

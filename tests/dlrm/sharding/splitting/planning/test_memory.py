@@ -6,9 +6,14 @@ import torch
 from dlrm.config.schema import ModelConfig, TablesConfig
 from dlrm.models.build import build_model
 from dlrm.sharding.plan import make_sharder
-from dlrm.sharding.splitting.placement import ranks_of_tables, split_plan
-from dlrm.sharding.splitting.planning.memory import operator_bytes, piece_bytes, table_bytes, too_large
-from dlrm.sharding.splitting.planning.shapes import heads_of
+from dlrm.sharding.splitting.layout import ranks_of_tables, split_plan
+from dlrm.sharding.splitting.planning.shapes import (
+    heads_of,
+    operator_bytes,
+    piece_bytes,
+    table_bytes,
+    too_large,
+)
 
 GB = 10**9
 
