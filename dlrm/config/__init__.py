@@ -1,1 +1,1 @@
-"""The configuration: dataclasses, recipes, generated reference, and the check that all ranks agree."""
+"""The configuration: dataclasses, recipes and generated reference."""
