@@ -2,29 +2,23 @@
 
 First the five questions with their answers; then the READMEs' tables, all goals and the papers' claims; then
 a section for each result: what it is, its picture, all its figures with their goals, notes, and, folded, the
-circumstances.
+circumstances. All of it is written in markdown, in which HTML is escaped.
 """
 
 import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from string import Template
 from typing import Final
 
-from experiments.report.goals import GOALS, Outcome, outcomes
-from experiments.report.questions import answers
-from experiments.report.readme import readme_tables
-from experiments.report.results import Result
-from experiments.report.tables import Table, inline, prose
-from experiments.report.template import DETAILS, PAGE, PICTURE, SECTION, STYLE
+from markdown_it import MarkdownIt
 
-TITLE: Final = "CPR: what was measured"
-INTRODUCTION: Final = (
-    "Made by `python -m experiments.report` from the stored results in `experiments/results`. Each was "
-    "measured by the command it names, at the commit it names; the same command measures it again. A range "
-    "in brackets runs from the lowest to the highest of several rounds; ± is half a 95 % confidence "
-    "interval."
-)
+from experiments.report.goals import GOALS, Outcome, outcomes
+from experiments.report.readme import Table, readme_tables
+from experiments.report.results import Result
+
+PAGE: Final = Template((Path(__file__).parent / "page.html").read_text())
 TITLES: Final = {
     "failures": "Failures and recovery",
     "saving": "Saving",
@@ -35,6 +29,7 @@ TITLES: Final = {
     "papers": "Next to the papers",
 }
 """Of the tables that have a section of their own."""
+MARKDOWN: Final = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
 def html_page(results: Mapping[str, Result], other_pictures: Sequence[Path]) -> str:
@@ -45,69 +40,72 @@ def html_page(results: Mapping[str, Result], other_pictures: Sequence[Path]) -> 
         other_pictures: those that belong to no result.
 
     Raises:
-        ValueError: a text, a goal or a claim names a figure that its finished result does not have.
+        ValueError: a text or a goal names a figure that its finished result does not have.
     """
     tables = readme_tables(results)
-    sections = {"answers": ("Five questions, and their answers", _answers(results))}
+    answers = [f"### {question}\n\n{answer}" for question, answer in tables["answers"].rows]
+    sections = {"answers": ("Five questions, and their answers", _rendered(*answers))}
     sections |= {
-        name: (inline(title), tables[name].html()) for name, title in TITLES.items() if tables[name].rows
+        name: (title, _rendered(tables[name].markdown()))
+        for name, title in TITLES.items()
+        if tables[name].rows
     }
-    sections["goals"] = "Goals, and whether they were reached", _goals(results)
+    sections["goals"] = "Goals, and whether they were reached", _rendered(*_goals(results))
     sections |= {name: (_title(result), _body(result)) for name, result in results.items()}
     if other_pictures:
         sections["pictures"] = "More pictures", "\n".join(map(_picture, other_pictures))
-    contents = [f'<li><a href="#{escape(name)}">{title}</a></li>' for name, (title, _) in sections.items()]
+    titles = {name: MARKDOWN.renderInline(title) for name, (title, _) in sections.items()}
     return PAGE.substitute(
-        title=escape(TITLE),
-        style=STYLE,
-        introduction=inline(INTRODUCTION),
-        contents="\n".join(contents),
+        contents="\n".join(f'<li><a href="#{name}">{title}</a></li>' for name, title in titles.items()),
         sections="\n".join(
-            SECTION.substitute(name=escape(name), title=title, body=body)
-            for name, (title, body) in sections.items()
+            f'<section id="{name}">\n<h2>{titles[name]}</h2>\n{body}\n</section>'
+            for name, (_, body) in sections.items()
         ),
     )
 
 
-def _answers(results: Mapping[str, Result]) -> str:
-    rows = answers(results).rows
-    return "\n".join(f"<h3>{inline(question)}</h3>\n<p>{inline(answer)}</p>" for question, answer in rows)
+def _rendered(*blocks: str) -> str:
+    html: str = MARKDOWN.render("\n\n".join(blocks))
+    return html
 
 
-def _goals(results: Mapping[str, Result]) -> str:
+def _goals(results: Mapping[str, Result]) -> list[str]:
     found = outcomes(results)
+    if not found:
+        return ["No result with a goal is finished yet."]
     reached = [outcome for _, _, outcome in found]
     counts = [f"{reached.count(each)} {each.value}" for each in Outcome if each in reached]
     rows = [
         (goal.experiment, f"`{goal.figure}`", str(value), str(goal), _shown(outcome))
         for goal, value, outcome in found
     ]
-    table = Table(("experiment", "figure", "measured", "goal", "outcome"), rows).html()
-    count = f"Of {len(found)} goals, which the project's issues set: {'; '.join(counts)}."
-    return f"<p>{count}</p>\n{table}" if found else "<p>No result with a goal is finished yet.</p>"
+    return [
+        f"Of {len(found)} goals, which the project's issues set: {'; '.join(counts)}.",
+        Table(("experiment", "figure", "measured", "goal", "outcome"), rows).markdown(),
+    ]
 
 
 def _title(result: Result) -> str:
     """The first line of the experiment's docstring, without the command."""
     first_line = result.description.split("\n", maxsplit=1)[0]
-    return inline(first_line.split(": `python", maxsplit=1)[0].rstrip(".") or result.name)
+    return first_line.split(": `python", maxsplit=1)[0].rstrip(".") or result.name
 
 
 def _body(result: Result) -> str:
-    parts = [prose(result.description.partition("\n")[2])]
+    parts = [_rendered(result.description.partition("\n")[2])]
     if result.is_finished:
-        parts += [*map(_picture, result.pictures), _figures(result)]
+        parts += [*map(_picture, result.pictures), _rendered(_figures(result))]
     else:
-        num_rows = len(result.body["rows"])
-        parts.append(f"<p><strong>Not finished</strong>: {num_rows} rows so far, no figures yet.</p>")
+        parts.append(_rendered(f"**Not finished**: {len(result.body['rows'])} rows so far, no figures yet."))
     if result.body["notes"]:
         notes = [f"- `{name}`: {note}" for name, note in result.body["notes"].items()]
-        parts.append("<h3>Notes</h3>\n" + prose("\n".join(notes)))
+        parts.append(_rendered("### Notes", "\n".join(notes)))
     facts = [("measured by", result.provenance), ("finished", result.body["finished"] or "no")]
     facts += [*result.circumstances(), ("stored in", f"`experiments/results/{result.name}.json`")]
     facts += [(f"config: {name}", str(value)) for name, value in result.body["config"].items()]
-    parts.append(DETAILS.substitute(summary="Command and circumstances", body=Table(("", ""), facts).html()))
-    return "\n".join(filter(None, parts))
+    folded = _rendered(Table(("", ""), facts).markdown())
+    parts.append(f"<details>\n<summary>Command and circumstances</summary>\n{folded}</details>")
+    return "\n".join(parts)
 
 
 def _figures(result: Result) -> str:
@@ -118,7 +116,7 @@ def _figures(result: Result) -> str:
         goal = goals.get(figure)
         aim = (str(goal), _shown(goal.outcome(measured))) if goal else ("", "")
         rows.append((f"`{figure}`", str(measured), *aim))
-    return Table(("figure", "measured", "goal", "outcome"), rows).html()
+    return Table(("figure", "measured", "goal", "outcome"), rows).markdown()
 
 
 def _shown(outcome: Outcome) -> str:
@@ -128,4 +126,7 @@ def _shown(outcome: Outcome) -> str:
 
 def _picture(path: Path) -> str:
     name, data = escape(path.stem), base64.b64encode(path.read_bytes()).decode()
-    return PICTURE.substitute(alt=name, data=data, caption=f"<code>{name}.png</code>")
+    return (
+        f'<figure>\n<img alt="{name}" src="data:image/png;base64,{data}">\n'
+        f"<figcaption><code>{name}.png</code></figcaption>\n</figure>"
+    )

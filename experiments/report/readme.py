@@ -1,64 +1,75 @@
-"""Tables of the READMEs that say exactly what the stored results say.
+"""Tables of the READMEs that say exactly what the stored results say; `tables.toml` has their texts.
 
 A table stands between `<!-- results: NAME -->` and `<!-- end -->`; what is there is replaced by what
 `readme_tables` makes of the stored results. Everything else in a README is left alone.
 """
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
 from typing import Any, Final
 
 from experiments.report.goals import outcomes
-from experiments.report.papers import CLAIMS, PaperClaim
-from experiments.report.readme_tables import TABLES, TableRow
 from experiments.report.results import MARKS, Result, finished_only
-from experiments.report.tables import Table
 
 MARKED: Final = re.compile(r"(<!-- results: (?P<name>[\w-]+) -->\n)(?P<table>.*?)(<!-- end -->)", re.DOTALL)
 BEGINNING: Final = re.compile(r"<!-- results:")
 ENDING: Final = re.compile(r"<!-- end -->")
 
+Texts = Sequence[Mapping[str, Any]]
 
-class Figure:
-    """A figure within a format string; the docstring of `readme_tables` describes the formats."""
+TEXTS: Final[Mapping[str, Texts]] = tomllib.loads((Path(__file__).parent / "tables.toml").read_text())
+PAPERS, ANSWERS = "papers", "answers"
+ROWS: Final = {name: texts for name, texts in TEXTS.items() if name not in {PAPERS, ANSWERS}}
+"""The tables whose rows are results."""
 
-    def __init__(self, value: float | None) -> None:
-        self._value = value
 
-    def __format__(self, spec: str) -> str:
-        if self._value is None:
-            return "not measured"
-        spec, _, divisor = spec.partition("/")
-        value = self._value / float(divisor or 1)
-        text = format(value, spec)
-        if value and not re.search("[1-9]", text):  # rounded to "+0.0000", it would pass for exactly none
-            text = format(value, ("+" if "+" in spec else "") + (".2%" if "%" in spec else ".1g"))
-        return text.replace("%", " %")
+@dataclass(frozen=True)
+class Table:
+    """A header and rows of inline markdown, with lines of explanation below; `rows` may be empty."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    legend: Sequence[str] = ()
+
+    def markdown(self) -> str:
+        """The table in markdown, a bar within a cell escaped; empty without rows."""
+        if not self.rows:
+            return ""
+        lines = [self.header, ["---"] * len(self.header), *self.rows]
+        escaped = [" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines]
+        table = "\n".join(f"| {line} |" for line in escaped)
+        return "\n\n".join([table, *self.legend])
 
 
 def readme_tables(results: Mapping[str, Result]) -> dict[str, Table]:
     """Every table by the name that the markers use; without rows where nothing is measured.
 
-    Besides those of `TABLES`: `headline`, their most important rows; `missed`, the goals that were not
-    reached; `papers`, the papers' claims next to our figures.
+    Besides those of `TEXTS`: `headline`, their most important rows; `missed`, the goals not reached.
 
     Raises:
-        ValueError: a row names a figure that its finished result does not have.
+        ValueError: a text names a figure that its finished result does not have.
     """
     finished = finished_only(results)
-    rows = [row for table in TABLES.values() for row in table if row.is_headline]
-    tables = {"headline": _rows_table(rows, finished)}
-    tables |= {name: _rows_table(rows, finished) for name, rows in TABLES.items()}
-    return tables | {"missed": _missed(results), "papers": _papers(finished)}
+    rows = [row for table in ROWS.values() for row in table if row.get("headline")]
+    tables = {name: _rows_table(rows, finished) for name, rows in {"headline": rows, **ROWS}.items()}
+    return tables | {
+        "missed": _missed(results),
+        PAPERS: _papers(TEXTS[PAPERS], finished),
+        ANSWERS: _answers(TEXTS[ANSWERS], finished),
+    }
 
 
-def _rows_table(rows: Sequence[TableRow], results: Mapping[str, Result]) -> Table:
+def _rows_table(rows: Texts, results: Mapping[str, Result]) -> Table:
     lines: list[tuple[str, ...]] = []
     shown, last = "", ""
     for row in rows:
-        if row.experiment in results:
-            result = results[row.experiment]
-            texts = (formatted(text, result) for text in (row.what, row.result, row.caveat))
+        if row["experiment"] in results:
+            result = results[row["experiment"]]
+            texts = (formatted(row.get(each, ""), result) for each in ("what", "result", "caveat"))
             lines.append((*texts, "same" if result.provenance == last else result.provenance))
             last = result.provenance
             shown += last
@@ -67,19 +78,22 @@ def _rows_table(rows: Sequence[TableRow], results: Mapping[str, Result]) -> Tabl
 
 
 def formatted(template: str, result: Result) -> str:
-    """A row's format string with the result's figures in it.
+    """A format string with the result's figures in it.
 
     Raises:
         ValueError: it names a figure that the result does not have, or an unknown format.
     """
-    values: dict[str, Any] = {name: Figure(value) for name, value in result.figures.items()}
+    values: dict[str, Any] = {name: result.measured(name) for name in result.figures}
     values |= {"num_seeds": len(result.body["seeds"]), "config": result.body["config"]}
+    return _filled(template, values)
+
+
+def _filled(template: str, values: Mapping[str, Any]) -> str:
     try:
         return template.format_map(values)
     except (KeyError, ValueError) as error:
         raise ValueError(
-            f"experiments/report/readme_tables.py wants {template!r} from the result of {result.name}, "
-            f"which has {sorted(result.figures)}: {error!r}"
+            f"experiments/report/tables.toml wants {template!r} of {sorted(values)}: {error!r}"
         ) from error
 
 
@@ -92,24 +106,31 @@ def _missed(results: Mapping[str, Result]) -> Table:
     return Table(("figure", "goal", "measured", "outcome"), rows)
 
 
-def _papers(results: Mapping[str, Result]) -> Table:
+def _papers(claims: Texts, results: Mapping[str, Result]) -> Table:
+    """The papers' claims next to our figures."""
     rows = [
-        (
-            claim.subject,
-            f"{claim.paper}: {claim.claim} ({claim.known.value})",
-            _ours(claim, result),
-            claim.differs,
-        )
-        for claim in CLAIMS
-        if claim.experiment in results
-        for result in [results[claim.experiment]]
+        (claim["subject"], claim["claim"], formatted(claim["here"], result), claim["differs"])
+        for claim in claims
+        if (result := results.get(claim["experiment"]))
     ]
     return Table(("", "the papers", "here", "what differs, and why"), rows)
 
 
-def _ours(claim: PaperClaim, result: Result) -> str:
-    shown = [f"{text} (`{figure}`)" for figure, text in claim.answers(result)]
-    return ", ".join(shown) or f"the picture of `{result.name}`"
+def _answers(questions: Texts, results: Mapping[str, Result]) -> Table:
+    """Every question with its answer, or with the experiments that have to be run first."""
+    figures = {
+        name: {figure: result.measured(figure) for figure in result.figures}
+        for name, result in results.items()
+    }
+    rows = []
+    for text in questions:
+        needed = {name.partition("[")[0] for _, name, _, _ in Formatter().parse(text["answer"]) if name}
+        if missing := sorted(needed - figures.keys()):
+            answer = f"Not measured yet: needs the stored results of {', '.join(missing)}."
+        else:
+            answer = _filled(text["answer"], figures)
+        rows.append((text["question"], answer))
+    return Table(("question", "answer"), rows)
 
 
 def filled(name: str, text: str, tables: Mapping[str, Table]) -> str:

@@ -1,11 +1,11 @@
 """Stored results as the report reads them: figures, and the command, commit and machine behind them.
 
-The READMEs' tables (`readme`), the five answers (`questions`) and the HTML page (`html`) are made from these
-objects and from nothing else.
+The READMEs' tables (`readme`) and the HTML page (`html`) are made from these objects and from nothing else.
 """
 
 import ast
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,29 @@ class FigureValue:
         if self.low is not None and self.high is not None:
             return f"{number(self.value, 3)} ({number(self.low, 3)} to {number(self.high, 3)})"
         return number(self.value, 3)
+
+    def __format__(self, spec: str) -> str:
+        """For the texts in `tables.toml`, whose first lines describe the formats."""
+        if spec == "ratio":
+            return f"**{self:.2f} x** ({self._limit(self.low):.2f} to {self._limit(self.high):.2f})"
+        if spec == "delta":
+            return f"**{self:+.1f/1e-4} ± {self._limit(self.ci):.1f/1e-4}**"
+        if not spec:
+            return str(self)
+        if self.value is None:
+            return "not measured"
+        spec, _, divisor = spec.partition("/")
+        value = self.value / float(divisor or 1)
+        text = format(value, spec)
+        if value and not re.search("[1-9]", text):  # rounded to "+0.0000", it would pass for exactly none
+            text = format(value, ("+" if "+" in spec else "") + (".2%" if "%" in spec else ".1g"))
+        return text.replace("%", " %")
+
+    @staticmethod
+    def _limit(value: float | None) -> "FigureValue":
+        if value is None:
+            raise ValueError("the figure has no range")
+        return FigureValue(value=value)
 
 
 @dataclass(frozen=True)
@@ -105,11 +128,15 @@ class Result:
         return {figure: self.measured(figure) for figure in self.figures if figure not in ranges}
 
     @property
+    def module(self) -> Path | None:
+        """The experiment's own module, which describes it and draws its pictures; None if there is none."""
+        found = EXPERIMENTS / f"{self.name}.py", EXPERIMENTS / self.name / "run.py"
+        return next((path for path in found if path.exists()), None)
+
+    @property
     def description(self) -> str:
         """The docstring of the experiment's own module; empty if there is none."""
-        modules = EXPERIMENTS / f"{self.name}.py", EXPERIMENTS / self.name / "run.py"
-        texts = [ast.get_docstring(ast.parse(module.read_text())) for module in modules if module.exists()]
-        return texts[0] or "" if texts else ""
+        return (self.module and ast.get_docstring(ast.parse(self.module.read_text()))) or ""
 
     @property
     def provenance(self) -> str:

@@ -9,20 +9,23 @@ command fails and names the README that is stale.
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
+from PIL import Image
+
 from experiments.harness.record import RESULTS
 from experiments.report.html import html_page
-from experiments.report.pictures import redraw, shrink
-from experiments.report.questions import answers
 from experiments.report.readme import filled, readme_tables
-from experiments.report.results import Result, pictures_by_name, read_results
+from experiments.report.results import EXPERIMENTS, Result, pictures_by_name, read_results
 
-READMES: Final = (Path(__file__).parents[2] / "README.md", Path(__file__).parents[1] / "README.md")
+READMES: Final = (EXPERIMENTS.parent / "README.md", EXPERIMENTS / "README.md")
 OUT: Final = Path("runs")
 HTML_NAME: Final = "report.html"
+NUM_COLORS: Final = 256
+"""Of a stored picture: lines and bars need no more, and the file is a third as large."""
 SHOWN: Final = 100
 """Characters of a stale line that the message shows, about half of them before the difference."""
 
@@ -62,8 +65,26 @@ def filled_readmes(results: dict[str, Result], readmes: Sequence[Path]) -> dict[
     Raises:
         ValueError: a figure that a table names is not in its result, or a README's markers are wrong.
     """
-    tables = readme_tables(results) | {"answers": answers(results)}
+    tables = readme_tables(results)
     return {path: filled(path.name, path.read_text(), tables) for path in readmes}
+
+
+def redraw(result: Result, folder: Path) -> None:
+    """Draw the pictures of a finished result into `folder`, by `draw` of its own module if there is one."""
+    if result.module is not None and result.is_finished:
+        name = ".".join(result.module.relative_to(EXPERIMENTS.parent).with_suffix("").parts)
+        draw = getattr(import_module(name), "draw", None)
+        if draw is not None:
+            draw(result.body, folder)
+
+
+def shrink(path: Path) -> None:
+    """Store a picture with few colours, unless it has few already."""
+    with Image.open(path) as image:
+        if image.mode == "P":
+            return
+        small = image.convert("RGB").quantize(NUM_COLORS, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
 
 
 def _check(wanted: dict[Path, str]) -> int:

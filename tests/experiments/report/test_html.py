@@ -40,55 +40,47 @@ def page_of(folder):
     return html_page(results, pictures_by_name(folder, results)[""])
 
 
-def section(html, name):
-    return html.split(f'<section id="{name}">')[1].split("</section>")[0]
-
-
 @pytest.fixture
-def folder(store, tmp_path):
+def html(store, tmp_path):
     figures = {"second_epoch_speedup": 7.0, "first_epoch_ratio": 1.5}
     store("caching", figures, notes={"first_epoch_ratio": "of a slow disk"}, config={"hours": 56})
     store("throughput")
     for stem in ("caching", "throughput", "learning_curve"):
         (tmp_path / f"{stem}.png").write_bytes(PICTURE)
-    return tmp_path
+    return page_of(tmp_path)
 
 
-def test_the_page_is_whole_and_needs_nothing_from_elsewhere(folder):
-    html = page_of(folder)
+def section(html, name):
+    return html.split(f'<section id="{name}">')[1].split("</section>")[0]
+
+
+def test_the_page_is_whole_and_leads_to_every_section_the_questions_first(html):
     page = Page(html)
     assert html.startswith("<!doctype html>")
     assert not {"script", "link", "iframe"} & set(page.tags)
     assert "url(" not in html
     data = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
     assert page.values("src") == [data, data]  # of caching, and the one that belongs to none
-
-
-def test_the_five_questions_come_first_and_the_contents_lead_to_every_section(folder):
-    page = Page(page_of(folder))
     places = page.values("id")
     assert places == ["contents", "answers", "speed", "goals", "caching", "throughput", "pictures"]
     assert page.values("href") == [f"#{place}" for place in places[1:]]
-    assert section(page_of(folder), "answers").count("<h3>") == 5
+    assert section(html, "answers").count("<h3>") == 5
 
 
-def test_goals_that_were_missed_stand_next_to_those_that_were_reached(folder):
-    html = page_of(folder)
-    assert "Of 2 goals, which the project's issues set: 1 reached; 1 missed." in section(html, "goals")
-    text = section(html, "caching")
-    assert "<td>7</td><td>at least 5</td><td>reached</td>" in text
-    assert "<td>1.5</td><td>at most 1</td><td><strong>missed</strong></td>" in text
-
-
-def test_notes_are_open_and_circumstances_folded(folder):
-    open_part, folded = section(page_of(folder), "caching").split("<details>")
+def test_a_result_has_its_docstring_figures_goals_and_notes_and_its_circumstances_folded(html):
+    assert "1 reached; 1 missed." in section(html, "goals")
+    open_part, folded = section(html, "caching").split("<details>")
+    assert "<h2>What the cache gains on slow storage</h2>" in open_part
+    assert "<li><code>first_epoch_ratio</code>: median over rounds" in open_part
+    assert "<td>7</td>\n<td>at least 5</td>\n<td>reached</td>" in open_part
+    assert "<td>1.5</td>\n<td>at most 1</td>\n<td><strong>missed</strong></td>" in open_part
     assert "<code>first_epoch_ratio</code>: of a slow disk" in open_part
     assert "python -m experiments.caching" in folded
     assert "config: hours" in folded
 
 
-def test_an_unfinished_result_says_so_and_shows_neither_figures_nor_pictures(folder):
-    text = section(page_of(folder), "throughput")
+def test_an_unfinished_result_says_so_and_shows_neither_figures_nor_pictures(html):
+    text = section(html, "throughput")
     assert "<strong>Not finished</strong>: 1 rows so far" in text
     assert "<img" not in text
     assert "<th>figure</th>" not in text
@@ -101,9 +93,3 @@ def test_texts_of_results_are_escaped(store, tmp_path):
     Page(html)
     assert "<b " not in html
     assert "&lt;b onclick=" in html
-
-
-def test_the_experiments_docstring_is_its_title_and_introduction(folder):
-    text = section(page_of(folder), "caching")
-    assert "<h2>What the cache gains on slow storage</h2>" in text
-    assert "<li><code>first_epoch_ratio</code>: median over rounds" in text

@@ -1,16 +1,10 @@
 """The READMEs' tables say what the results say; their markers are checked; the prose is left alone."""
 
-from string import Formatter
-
 import pytest
 
-from experiments.report.questions import QUESTIONS, answers
-from experiments.report.readme import Figure, filled, formatted, readme_tables
-from experiments.report.readme_tables import TABLES
-from experiments.report.results import read_results
-from experiments.report.tables import Table
-
-PREPARATION = {"ratio_to_torchrec": 14.17, "ratio_to_polars": 0.796, "rows_per_s": 701_564.5}
+from experiments.harness.record import RESULTS
+from experiments.report.readme import TEXTS, Table, filled, readme_tables
+from experiments.report.results import FigureValue, read_results
 
 
 @pytest.fixture
@@ -47,52 +41,24 @@ def test_missed_goals_have_a_table(tables_of):
     assert ("`caching`: `first_epoch_ratio`", "at most 1", "1.2", "missed") in missed
 
 
-def test_neighbouring_rows_name_their_command_once(tables_of, store):
-    store("preparation", PREPARATION)
-    store("throughput", dict.fromkeys(_figures_of("throughput"), 0.5), config={"rounds": 3, "rows": 4})
-    commands = [row[3] for row in tables_of()["speed"].rows]
-    assert commands[0].startswith("`python -m experiments.throughput` at")
-    assert commands[1] == "same"
-
-
 def test_a_figure_that_a_result_lacks_is_an_error(tables_of, store):
-    store("preparation", {"ratio_to_torchrec": 14.17})
-    with pytest.raises(ValueError, match=r"the result of preparation.*'ratio_to_polars'"):
+    store("preparation", {"ratio_to_torchrec": 14.17, "rows_per_s": 7e5})
+    with pytest.raises(ValueError, match=r"tables.toml wants .*'ratio_to_polars'"):
         tables_of()
 
 
-ROWS = [row for rows in TABLES.values() for row in rows]
-
-
-def _figures_of(experiment):
-    """Figures that the rows of an experiment ask for."""
-    templates = [row.what + row.result + row.caveat for row in ROWS if row.experiment == experiment]
-    names = {name for text in templates for _, name, _, _ in Formatter().parse(text) if name}
-    return {name for name in names if name != "num_seeds" and not name.startswith("config[")}
-
-
-def test_every_row_can_be_made_once_its_figures_are_there(store, tmp_path):
-    config = {"rounds": 3, "rows": 4, "train.max_steps": 10}
-    for experiment in {row.experiment for row in ROWS}:
-        store(experiment, dict.fromkeys(_figures_of(experiment), 0.5), config=config)
-    results = read_results(tmp_path)
-    for row in ROWS:
-        text = "".join(
-            formatted(text, results[row.experiment]) for text in (row.what, row.result, row.caveat)
-        )
-        assert not {"{", "}"} & set(text), row
-
-
-def test_a_question_is_answered_or_names_the_experiment_that_is_missing(store, tmp_path):
-    names = {name for _, name, _, _ in Formatter().parse("".join(QUESTIONS.values())) if name}
-    recovery = [name[:-1].split("[")[1] for name in names if name.startswith("recovery[")]
-    store("recovery", dict.fromkeys(recovery, 0.5))
-    shown = dict(answers(read_results(tmp_path)).rows)
-    fast, saving = (
-        next(text for name, text in shown.items() if word in name) for word in ("fast is r", "saving")
-    )
-    assert "**0.5 s** against 0.5 s" in fast
-    assert saving == "Not measured yet: needs the stored results of checkpointing, overhead."
+def test_texts_are_filled_from_the_stored_results_and_say_which_are_missing():
+    results = read_results(RESULTS)
+    tables = readme_tables(results)
+    assert {name: len(tables[name].rows) for name in TEXTS} == {name: len(TEXTS[name]) for name in TEXTS}
+    for name, table in tables.items():
+        assert not {"{", "}"} & set(table.markdown()), name
+    commands = [row[3] for row in tables["saving"].rows]
+    assert commands[0].startswith("`python -m experiments.checkpointing` at")
+    assert commands[1] == "same"
+    del results["overhead"]
+    saving = dict(readme_tables(results)["answers"].rows)["What does saving cost?"]
+    assert saving == "Not measured yet: needs the stored results of overhead."
 
 
 @pytest.mark.parametrize(
@@ -107,7 +73,14 @@ def test_a_question_is_answered_or_names_the_experiment_that_is_missing(store, t
     ],
 )
 def test_formats_of_figures(value, template, text):
-    assert template.format(Figure(value)) == text
+    assert template.format(FigureValue(value=value)) == text
+
+
+def test_formats_of_figures_with_their_ranges():
+    assert f"{FigureValue(value=2.0, low=1.5, high=2.5):ratio}" == "**2.00 x** (1.50 to 2.50)"
+    assert f"{FigureValue(value=-3e-5, ci=1e-4):delta}" == "**-0.3 ± 1.0**"
+    with pytest.raises(ValueError, match="has no range"):
+        format(FigureValue(value=2.0), "ratio")
 
 
 MARKED = """Before.
@@ -121,6 +94,11 @@ Between.
 <!-- end -->
 """
 TABLE = Table(("new",), [(r"\1 \g<name>",)])
+
+
+def test_a_table_escapes_bars_and_ends_with_its_legend():
+    table = Table(("a", "b"), [("x|y", "z")], ["† old"])
+    assert table.markdown() == "| a | b |\n| --- | --- |\n| x\\|y | z |\n\n† old"
 
 
 def test_only_the_text_between_markers_changes():

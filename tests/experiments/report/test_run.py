@@ -6,9 +6,8 @@ import pytest
 from PIL import Image
 
 from experiments.harness.record import RESULTS
-from experiments.report.pictures import shrink
-from experiments.report.results import EXPERIMENTS
-from experiments.report.run import READMES, main, staleness
+from experiments.report.results import read_results
+from experiments.report.run import READMES, main, shrink, staleness
 
 README = """# A house
 
@@ -96,9 +95,8 @@ def test_a_picture_is_stored_with_few_colours_once(tmp_path):
 
 
 def test_every_stored_picture_has_a_function_that_draws_it():
-    modules = [*EXPERIMENTS.glob("*.py"), *EXPERIMENTS.glob("*/run.py"), *EXPERIMENTS.glob("*/picture.py")]
-    drawing = [path for path in modules if "def draw(result: Row, folder: Path)" in path.read_text()]
-    drawn = {path.stem if path.parent == EXPERIMENTS else path.parent.name for path in drawing}
+    sources = {name: result.module.read_text() for name, result in read_results(RESULTS).items()}
+    drawn = {name for name, text in sources.items() if re.search(r"^def draw\(|import draw$", text, re.M)}
     stored = {path.stem for path in RESULTS.glob("*.png")}
     assert stored - drawn == {"communication_training", "learning_curve"}  # of communication, of `make train`
 
