@@ -16,6 +16,7 @@ from disk.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,11 +44,17 @@ from cpr.estimator.history import RunHistory, SaveCost
 from cpr.estimator.planning.interval import IntervalRule
 from cpr.faults import Injector
 from cpr.faults import Plan as FaultPlan
-from cpr.launch.finished import note_run
+from cpr.launch.finished import FOLDER_VARIABLE
 from cpr.priority.config import PriorityConfig
 from cpr.recovery.decide.decision import RecoveryPolicy
 from cpr.recovery.decide.inventory import PROGRESS_STATE
-from cpr.recovery.decide.lineage import must_start_over, note_launches, raise_if_finished, take_directory
+from cpr.recovery.decide.lineage import (
+    must_start_over,
+    note_launches,
+    raise_if_finished,
+    refuse_unsaved,
+    take_directory,
+)
 from cpr.recovery.restore.restorer import Restorer, Start
 from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Phases, Recovery, process_began_ns
@@ -56,6 +63,7 @@ from cpr.recovery.worker.publisher import Publisher
 from cpr.rendezvous import WorkerGroup, init_process_group, join
 from cpr.resident.allocation import Allocation, allocate_tables
 from cpr.resident.janitor import ensure_janitor
+from cpr.resident.unsaved import note_run
 from cpr.saving.periodic import Saves
 from cpr.saving.setup import SavesBuilder, SaveSettings
 from cpr.shards.optimizers import ordinary
@@ -86,9 +94,9 @@ class PartialRecovery:
             counts what they are behind.
         total_samples: samples of the whole run; without it, the PLS is unknown.
         policy: how much loss to accept before all workers go back to the checkpoint.
-        give_up_after_s: how long periodic saves may fail before the run ends. They are tried again after
-            pauses of 10 s to 10 min, while training continues. None: forever, because a run that ends saves
-            nothing.
+        give_up_after_s: how long saves may fail before the run ends. They are tried again after pauses of
+            10 s to 10 min, while training continues, and the last one at its end. None: forever, because a
+            run that ends saves nothing.
         resident_root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.
         resume: whether a new run resumes from what is saved in the directory. If not, only saves of this
             launch are ever loaded, after failures.
@@ -301,6 +309,8 @@ class PartialRecovery:
             NoProgressError: the run makes no progress; lists why.
             StartOverError: nothing is left; restarted workers start over.
             LockedError: another run uses the directory.
+            MismatchError: a new launch would resume from a save that is older than what the last launch left
+                in this machine's memory; says how to save or free that.
             CheckpointError: the directory cannot be written to, or what is needed from it cannot be read.
         """
         self._check_open()
@@ -319,8 +329,10 @@ class PartialRecovery:
             checkpointer.register(name, state)
         for name, owned in (per_rank_states or {}).items():
             checkpointer.register(name, owned, per_rank=True)
+        if not worker_group.continues:
+            refuse_unsaved(checkpointer, self._memory.home.folder.parent.parent)
         directory = take_directory(checkpointer, worker_group, resumes=self._resume)
-        note_run(self._config.uri, worker_group.session_id, self._memory.home.folder)
+        self._note_run()
         self._builder = builder = SavesBuilder(self._settings, checkpointer, self._progress, group)
         with self._phases.measured("restore"):
             builder.track(model, optimizers, self._memory.segment, self._allocation.adopted)
@@ -407,23 +419,30 @@ class PartialRecovery:
         self._check_open()
         if self._saves is None or self._publisher is None:
             raise ValueError("there is nothing to save yet: call restore() first")
-        is_saved = self._saves.now(timeout_s)
+        try:
+            is_saved = self._saves.now(timeout_s)
+        except SaveFailedError:
+            self._publisher.note_saves(are_failing=True)
+            raise
         self._publisher.note_saves(self._saves.are_failing)
         self._publisher.publish()  # restarted workers must know of the save
         return is_saved
 
     def close(self) -> None:
-        """End training: save a last time, and free the shared memory.
+        """End training: save a last time, unless that was done, and free the shared memory.
+
+        While the directory cannot be written to, the save is tried again, after growing pauses.
 
         Raises:
-            SaveFailedError: the last save failed; the memory is kept.
+            SaveFailedError: saves have failed for `give_up_after_s`, or another run owns the directory; the
+                memory is kept.
         """
         if self._is_closed:
             return
         if self._saves is not None and self._group is not None:
             while self._progress.to_skip:  # at the end of the data no step follows that would count them
                 self._progress.note_skipped()
-            self._saves.finish()
+            self._saves.finish(self._keep_memory)
             self._group.gather(None)  # all ranks have saved: no memory is needed any more
         self._release()
         self._memory.remove()
@@ -473,6 +492,11 @@ class PartialRecovery:
             self._release()
         except Exception as error:  # of a broken group; users must see the reason, and not this
             logger.warning("not everything could be closed: %s", _text_of(error))
+
+    def _keep_memory(self) -> None:
+        """Have the memory kept even if this worker is killed while the last save cannot be written."""
+        assert self._publisher is not None
+        self._publisher.note_saves(are_failing=True)
 
     def _log_how_to_rescue(self) -> None:
         folder = self._memory.home.folder
@@ -540,6 +564,12 @@ class PartialRecovery:
         self._has_asked_for_end = True
         assert self._group is not None
         raise_if_finished(open_storage(self._config.uri), self._group, self.worker_group)
+
+    def _note_run(self) -> None:
+        """Tell the janitor, and the `cpr run` above this worker, which run the memory belongs to."""
+        memory, launcher = self._memory.home.folder, os.environ.get(FOLDER_VARIABLE)
+        folders = [memory, *([Path(launcher)] if launcher else [])]
+        note_run(self._config.uri, self.worker_group.session_id, memory, *folders)
 
     def _note_first_step(self) -> None:
         if self._restored_s is None:

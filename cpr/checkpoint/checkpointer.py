@@ -19,7 +19,7 @@ from cpr.checkpoint.catalog.ownership import Ownership
 from cpr.checkpoint.catalog.resolve import find_newest, load_newest, on_rank_0, sweep_and_list
 from cpr.checkpoint.collectives import LONGEST_LOAD, LONGEST_SAVE, LONGEST_STEP, Alone, RankGroup
 from cpr.checkpoint.config import WRITER_BYTES, CheckpointConfig
-from cpr.checkpoint.format.manifest import Kind, Moment
+from cpr.checkpoint.format.manifest import Kind, Manifest, Moment
 from cpr.checkpoint.format.part import table_entry
 from cpr.checkpoint.load.model_loader import ModelLoader
 from cpr.checkpoint.ownership.records import NO_CLAIMANT, Claimant
@@ -144,9 +144,23 @@ class Checkpointer:
     @property
     def newest_step(self) -> int | None:
         """Training steps done in the newest state of this run; None before the first save or load."""
-        if self._committer is None:
-            return None if self._loaded is None else self._loaded.step
-        return self._committer.chain[-1].step if self._committer.chain else None
+        newest = self._newest_save
+        return None if newest is None else newest.step
+
+    @property
+    def saved_moment(self) -> int | None:
+        """As `newest_step`, but None if that state holds rows of different steps."""
+        newest = self._newest_save
+        is_whole = newest is not None and newest.kind == "base" and newest.moment == "consistent"
+        return newest.step if newest is not None and is_whole else None
+
+    @property
+    def _newest_save(self) -> Manifest | None:
+        if self._committer is not None:
+            chain: Sequence[Manifest] = self._committer.chain
+        else:
+            chain = () if self._loaded is None else self._loaded.saves
+        return chain[-1] if chain else None
 
     @property
     def has_base(self) -> bool:

@@ -4,6 +4,7 @@ Exit codes: 0 success, 1 something in the directory is bad, 2 the command failed
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -30,7 +31,12 @@ def entry(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; by default with the command line of this process."""
     options = build_parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # as of `| head`; nothing more may be written to the pipe, not even at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except (CheckpointError, ResidentMemoryError, ValueError, OSError) as error:
         print(f"cpr: {error}", file=sys.stderr)
         return FAILED

@@ -48,7 +48,7 @@ def _add_rescue(parser: argparse.ArgumentParser) -> None:
         "name",
         nargs="?",
         metavar="RUN",
-        help="its folder's name, as `cpr clean` lists it (default: the only one there is)",
+        help="its folder's name, as `cpr clean` lists it (default: the only one that was not saved)",
     )
     parser.add_argument(
         "--out",
@@ -83,19 +83,19 @@ def _choose(name: str | None) -> Path:
     Raises:
         ValueError: there is no such run, there are several, or it is in use.
     """
-    runs = [run for run in occupied() if name in {None, run.folder.name}]
-    dead = [run for run in runs if not run.in_use_by]
-    if not runs or (not dead and name is None):
-        which = "a run that is over" if name is None else f"a run {name}"
+    if name is None:
+        runs = [run for run in occupied() if run.is_unsaved and not run.in_use_by]
+    else:
+        runs = [run for run in occupied() if run.folder.name == name]
+    if not runs:
+        which = "a dead run that was not saved" if name is None else f"a run {name}"
         raise ValueError(f"{user_folder()} holds no memory of {which}; `cpr clean` lists what is there")
-    if not dead:
+    if runs[0].in_use_by:
         raise ValueError(f"{runs[0].folder} is in use by {runs[0].in_use_by}: stop that first")
-    unsaved = [run for run in dead if run.is_unsaved]
-    chosen = unsaved if len(unsaved) == 1 else dead
-    if len(chosen) > 1:
-        names = ", ".join(run.folder.name for run in chosen)
+    if len(runs) > 1:
+        names = ", ".join(run.folder.name for run in runs)
         raise ValueError(f"there is memory of several runs: say which one of {names}")
-    return chosen[0].folder
+    return runs[0].folder
 
 
 CLEAN: Final = Command(

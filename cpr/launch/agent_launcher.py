@@ -123,7 +123,8 @@ class AgentLauncher:
             _log(
                 f"giving up: --restarts {self._restarts} are used up. The checkpoints are untouched: start "
                 "the same command again to resume from the newest one, with more --restarts if this is to be "
-                "expected"
+                "expected. `cpr clean` lists what could not be saved and is still in memory; `cpr rescue` "
+                "saves it"
             )
         return code if code >= 0 else 128 - code
 
@@ -191,7 +192,7 @@ def _cause_of_loss(code: int, error_file: Path) -> str | None:
     if code > 0:
         with suppress(OSError, ValueError, KeyError, TypeError):
             if str(json.loads(error_file.read_text())["message"]["message"]).startswith(_RENDEZVOUS_LOST):
-                return "lost the rendezvous with the agent that kept it"
+                return "has no connection to the rendezvous (is the agent at --rdzv-endpoint alive?)"
     return None
 
 

@@ -2,25 +2,16 @@
 
 The workers of a node that returns too late never complete the rendezvous: the others are gone, and torchrun
 would wait for minutes and then fail. So workers tell `cpr run` their checkpoint directory, and while it has
-no workers, it runs a process that reads the last owner of the directory. Standard library only, but for that:
-
-    python -m cpr.launch.finished RUN [FILE]     if the run has finished, writes the step to FILE
-
-RUN is the file of `note_run`. Memory that this node could not save is useless once the run has finished, or
-has saved a later state without it: its mark is removed, and the janitor, which asks too, frees it.
+no workers, it runs a process that reads the last owner of the directory (`cpr.resident.unsaved`).
 """
 
-import json
-import os
 import subprocess
-import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from cpr.processes import Process
-from cpr.resident.folders import PRIVATE_FILE, RUN_FILE, forget_unsaved
+from cpr.resident.unsaved import RUN_FILE, check_command
 
 FOLDER_VARIABLE: Final = "CPR_LAUNCH_FOLDER"
 """Environment variable of the folder through which workers talk to their `cpr run`."""
@@ -28,21 +19,6 @@ IDLE_S: Final = 10.0
 """Seconds without workers before each check."""
 ANSWER_S: Final = 60.0
 """Longest wait for the answer of a check when torchrun has ended."""
-
-
-def note_run(uri: str, session_id: str, memory: Path) -> None:
-    """Tell the `cpr run` of this worker, if there is one, and the janitor of its memory about the run.
-
-    Args:
-        uri: the checkpoint directory.
-        session_id: of the run.
-        memory: the folder of the run's resident memory on this machine.
-    """
-    directory = uri if "://" in uri else str(Path(uri).absolute())  # the janitor works elsewhere
-    run = json.dumps({"uri": directory, "session_id": session_id, "memory": str(memory)})
-    for folder in filter(None, (str(memory), os.environ.get(FOLDER_VARIABLE))):
-        with suppress(OSError):  # then `cpr run` waits for torchrun, and unsaved memory for a user
-            _write(Path(folder) / RUN_FILE, run)
 
 
 class FinishWatch:
@@ -84,43 +60,10 @@ class FinishWatch:
 
     def _check(self) -> None:
         if self._run.is_file():
-            command = [sys.executable, "-m", "cpr.launch.finished", str(self._run), str(self._answer)]
-            quiet = subprocess.DEVNULL
+            command, quiet = check_command(self._run, self._answer), subprocess.DEVNULL
             pid = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet).pid
             self._checker = Process.find(pid)
 
     @property
     def _is_checking(self) -> bool:
         return self._checker is not None and self._checker.is_alive
-
-
-def main(run: str, answer: str | None = None) -> None:
-    """See the module docstring."""
-    # imported here, as these import pyarrow
-    from cpr.checkpoint.catalog.chain import find_states  # noqa: PLC0415
-    from cpr.checkpoint.ownership.records import newest_owner  # noqa: PLC0415
-    from cpr.checkpoint.storage.base import open_storage  # noqa: PLC0415
-
-    noted = json.loads(Path(run).read_text())
-    storage = open_storage(noted["uri"])
-    owner = newest_owner(storage)
-    if owner is not None and owner.finished is not None:
-        forget_unsaved(Path(noted["memory"]))
-        if answer is not None:
-            _write(Path(answer), str(owner.finished))
-    elif owner is not None and owner.session == noted["session_id"]:
-        states, _ = find_states(storage)
-        if states:
-            forget_unsaved(Path(noted["memory"]), states[0].step)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a small file atomically."""
-    temporary = path.with_name(f"{path.name}-{os.getpid()}")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE), "w") as file:
-        file.write(text)
-    temporary.replace(path)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -28,8 +28,6 @@ OWNER_FILE: Final = "owner"
 """File in a segment's folder; the owner holds a lock on it as long as the owner lives."""
 UNSAVED_FILE: Final = "unsaved"
 """File in the folder of a segment that could not be saved; holds the newest step that is saved, or -1."""
-RUN_FILE: Final = "run.json"
-"""File in a run's folder: the checkpoint directory and the session of the run."""
 KEEPER_PREFIX: Final = "keeper-"
 JANITOR_PREFIX: Final = "janitor-"
 PRIVATE_FOLDER: Final = 0o700

@@ -19,7 +19,6 @@ from cpr.processes import Process, agent_pid, launcher_of_this_worker
 from cpr.resident.cleanup import free_leftovers
 from cpr.resident.folders import (
     KEEPER_PREFIX,
-    RUN_FILE,
     alone_in,
     foreign_keepers,
     is_locked,
@@ -32,6 +31,7 @@ from cpr.resident.folders import (
     try_lock,
     unsaved_segments,
 )
+from cpr.resident.unsaved import RUN_FILE, check_command
 
 LOOK_S: Final = 1.0
 """Pause between checks for live agents."""
@@ -118,13 +118,12 @@ def _is_done(home: Path) -> bool:
 def _check_unsaved(home: Path) -> None:
     """Ask the checkpoint directory whether the run has continued without the memory that it could not save.
 
-    Storage needs libraries, which a janitor does not load: another process asks, `cpr.launch.finished`.
+    Storage needs libraries, which a janitor does not load: another process asks.
     """
     if not unsaved_segments(home) or not (home / RUN_FILE).exists():
         return
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "cpr.launch.finished", str(home / RUN_FILE)]
-    quiet = subprocess.DEVNULL
+    command, quiet = check_command(home / RUN_FILE), subprocess.DEVNULL
     with suppress(subprocess.TimeoutExpired, OSError):
         subprocess.run(
             command, env=environment, stdin=quiet, stdout=quiet, stderr=quiet, timeout=60, check=False

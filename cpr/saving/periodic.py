@@ -1,9 +1,9 @@
-"""The saves of a run: periodic ones, repeated after a failure, and the last one, which must succeed."""
+"""The saves of a run: periodic ones and the last one, each repeated after a failure."""
 
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -11,7 +11,7 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.format.manifest import Moment
 from cpr.checkpoint.save.stager import seconds_left
 from cpr.checkpoint.save.writer_thread import Save
-from cpr.errors import SaveFailedError
+from cpr.errors import CheckpointError, LockedError, MismatchError, SaveFailedError
 from cpr.estimator.history import RunHistory, SaveCost
 from cpr.recovery.run.progress import RunProgress
 from cpr.saving.cadence import Pace
@@ -58,8 +58,8 @@ class Saves:
         self._pace, self._moment, self._writer, self._rows = pace, moment, writer, rows
         self._is_due = False
         self._postponed_to: int | None = None
-        self._saved_at = -1
-        """Training steps done at the newest full save; -1: none, or its success is unknown."""
+        self._saved_at = checkpointer.saved_moment
+        """Training steps done at the newest save of one moment; None: there is none, or it has failed."""
         self._retries = Retries(checkpointer.agreement, give_up_after_s)
         self._begun: deque[tuple[int, Save]] = deque()
         self._costs: deque[SaveCost] = deque(maxlen=COSTS_KEPT)
@@ -136,33 +136,52 @@ class Saves:
         if is_saved:
             self._retries.note_success()
         else:
-            self._saved_at = -1
+            self._saved_at = None
         return is_saved
 
-    def finish(self) -> None:
-        """Save the end of the run, unless that was done, wait until it is durable, and release the directory.
+    def finish(self, before_retry: Callable[[], object] = lambda: None) -> None:
+        """Save the end of the run, unless that was done, mark the run as finished, and release the directory.
+
+        Failures are repaired by time alone here, as nothing is left to train: what fails is tried again after
+        pauses of 10 s to 10 min.
+
+        Args:
+            before_retry: called after each failure, before the pause.
 
         Raises:
-            SaveFailedError: the save failed.
+            SaveFailedError: saves have failed for too long, or another run owns the directory.
         """
-        if self._progress.steps_done not in {0, self._saved_at}:
-            self._let_last_end()  # or the last save may be skipped
-            self._save_moment()
-            while self._saved_at != self._progress.steps_done:  # skipped, on all ranks alike
-                time.sleep(POLL_S)
-                self._save_moment()
         try:
-            with self._forgotten_on_failure():
-                self._checkpointer.wait()
-            with self._logged():
-                self._checkpointer.wait_until_idle()
-            if self._progress.steps_done:
-                # before memory is freed: workers that return must learn that the run has finished
-                self._checkpointer.finish()
+            while not self._finish_once(before_retry):
+                pass
         finally:
             if self._writer is not None:
                 self._writer.finish()
             self._checkpointer.close()
+
+    def _finish_once(self, before_retry: Callable[[], object]) -> bool:
+        """Try to save the end of the run and to mark it as finished; returns whether both are durable."""
+        try:
+            if self._progress.steps_done not in {0, self._saved_at}:
+                self._let_last_end()  # or the last save may be skipped
+                self._save_moment()
+            with self._forgotten_on_failure():
+                self._checkpointer.wait()
+            with self._logged():
+                self._checkpointer.wait_until_idle()
+            if self._progress.steps_done not in {0, self._saved_at}:  # skipped, on all ranks alike
+                time.sleep(POLL_S)
+                return False
+            if self._progress.steps_done:
+                # before memory is freed: workers that return must learn that the run has finished
+                self._checkpointer.finish()
+        except (LockedError, MismatchError):
+            raise  # no pause repairs these
+        except CheckpointError as error:
+            before_retry()
+            self._retries.pause(error)
+            return False
+        return True
 
     def _ask_whether_due(self, steps_done: int) -> bool:
         """Whether a periodic save is due after this step; the same on all ranks."""
@@ -285,5 +304,5 @@ class Saves:
         try:
             yield
         except SaveFailedError:
-            self._saved_at = -1
+            self._saved_at = None
             raise

@@ -11,7 +11,7 @@ from typing import Final
 
 from cpr.checkpoint.collectives import RankGroup
 from cpr.checkpoint.save.writer_thread import Save
-from cpr.errors import SaveFailedError, SaveRefusedError
+from cpr.errors import CheckpointError, SaveFailedError, SaveRefusedError
 from cpr.humanize import duration_text
 
 FIRST_LOOK_STEPS: Final = 8
@@ -36,7 +36,7 @@ class Retries:
     def __init__(self, group: RankGroup, give_up_after_s: float | None = None) -> None:
         self._group, self._give_up_after_s = group, give_up_after_s
         self._num_failed = 0
-        self._failing_since = 0.0
+        self._failing_since = self._failing_s = 0.0
         self._save: Save | None = None
         """The save whose outcome not all ranks know yet."""
         self._began: tuple[int, float] | None = None
@@ -118,25 +118,36 @@ class Retries:
         save, self._save = self._save, None
         if save is not None:
             save.is_excused = True  # a rank that learns of it later need not report it
+        pause_s, pause_steps = self._count(error, steps_done)
+        self._retry_at = steps_done + pause_steps
+        self._log(
+            error, f"Training continues; the save is tried again after step {self._retry_at}, in", pause_s
+        )
+
+    def pause(self, error: CheckpointError) -> None:
+        """Record a failure at the end of training, and wait until the next try; called by all ranks.
+
+        Raises:
+            SaveFailedError: saves have failed for too long, or another run owns the directory.
+        """
+        self._save = None
+        pause_s, _ = self._count(error)
+        self._log(error, "Training is over; the last save is tried again in", pause_s)
+        time.sleep(pause_s)
+
+    def _count(self, error: CheckpointError, steps_done: int = 0) -> tuple[float, int]:
+        """Count a failure; returns the pause until the next save in seconds and in steps, as on all ranks."""
         if isinstance(error, SaveRefusedError):
             raise error
         self._num_failed += 1
         mine = self._decide(steps_done) if self._group.rank == 0 else None
-        failing_s, pause_s, pause_steps = self._group.broadcast(mine)
-        if self._give_up_after_s is not None and failing_s >= self._give_up_after_s:
+        self._failing_s, pause_s, pause_steps = self._group.broadcast(mine)
+        if self._give_up_after_s is not None and self._failing_s >= self._give_up_after_s:
             raise SaveFailedError(
-                f"{error}. Saves have failed for {duration_text(failing_s)}, and give_up_after is "
+                f"{error}. Saves have failed for {duration_text(self._failing_s)}, and give_up_after is "
                 f"{duration_text(self._give_up_after_s)}"
             )
-        self._retry_at = steps_done + pause_steps
-        if self._group.rank == 0:
-            logger.error(
-                "%s. Training continues; the save is tried again after step %d, in about %s%s",
-                error,
-                self._retry_at,
-                duration_text(pause_s),
-                f" (saves have failed for {duration_text(failing_s)})" if self._num_failed > 1 else "",
-            )
+        return pause_s, pause_steps
 
     def _decide(self, steps_done: int) -> tuple[float, float, int]:
         """Seconds since saves fail, and the pause until the next save in seconds and in steps."""
@@ -152,3 +163,13 @@ class Retries:
             return failing_s, pause_s, FIRST_LOOK_STEPS
         step, began = anchors[0]
         return failing_s, pause_s, max(1, round(pause_s * (steps_done - step) / (now - began)))
+
+    def _log(self, error: CheckpointError, what_next: str, pause_s: float) -> None:
+        if self._group.rank == 0:
+            logger.error(
+                "%s. %s about %s%s",
+                error,
+                what_next,
+                duration_text(pause_s),
+                f" (saves have failed for {duration_text(self._failing_s)})" if self._num_failed > 1 else "",
+            )

@@ -5,11 +5,14 @@ save. `dlrm.fault_tolerance.setup` adds partial recovery.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.errors import SaveFailedError, SaveRefusedError
 from cpr.estimator.history import SaveCost
+from cpr.recovery.decide.lineage import refuse_unsaved
 from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Recovery
 from cpr.saving.cadence import FixedPace
@@ -94,8 +97,6 @@ class Checkpoints(Session):
         self._resume, self._initialize = resume, initialize
         self._progress = RunProgress()
         self._saves = self._open_saves()
-        self._nothing_unsaved = True  # before training there is nothing to lose
-        self._loaded_step: int | None = None
 
     def take_save_costs(self) -> Sequence[SaveCost]:
         """Costs of the saves committed since the last call."""
@@ -107,6 +108,8 @@ class Checkpoints(Session):
         Raises:
             CheckpointError: no state verifies, or the directory belongs to another run.
         """
+        if self._resume:
+            refuse_unsaved(self._checkpointer)
         if self._config.every_steps:
             self._checkpointer.claim()  # before the load, so that no other run saves in between
         if not (self._resume and self._load()):
@@ -115,7 +118,6 @@ class Checkpoints(Session):
             self._checkpointer.prepare()
         self._progress.steps_done = self._checkpointer.steps_done
         self._saves = self._open_saves()
-        self._nothing_unsaved = False
 
     def step(self) -> None:
         """Start a save when one is due.
@@ -135,37 +137,34 @@ class Checkpoints(Session):
     def leave(self, spent: timedelta) -> None:
         """Save if the remaining time allows it; `close` warns if it did not."""
         remaining_s = (self.leaving_takes - spent).total_seconds()
-        if self._has_trained and self._config.every_steps and self._saves.now(remaining_s):
+        if self._config.every_steps and self._saves.now(remaining_s):
             logger.info("saved at step %d before leaving", self._checkpointer.steps_done)
-            self._nothing_unsaved = True
 
     def save_end(self) -> None:
-        """Save the trained state, unless it was just loaded, and wait until the save is committed.
+        """Save the trained state, unless that was done, and wait until the save is committed.
 
         Raises:
-            SaveFailedError: the save failed; names the file.
+            SaveRefusedError: another run owns the directory.
         """
-        if self._has_trained and self._config.every_steps:
-            self._saves.now(None)
-        self._nothing_unsaved = True
+        if self._config.every_steps:
+            with left_to_finish():
+                self._saves.now(None)
 
     def finish(self) -> None:
-        """Save the trained state if `save_end` has not, and mark the run as finished."""
-        self.save_end()
+        """Save the trained state if `save_end` has not, and mark the run as finished.
+
+        Raises:
+            SaveFailedError: saves have failed for `checkpoint.give_up_after`; names the file.
+        """
         if self._config.every_steps:
-            self._checkpointer.finish()
+            self._saves.finish()
 
     def close(self) -> None:
         """Release the checkpoint directory, and warn about steps that no save holds."""
         step, newest = self._checkpointer.steps_done, self._checkpointer.newest_step
-        if self._config.every_steps and not self._nothing_unsaved and step != (newest or 0):
+        if self._config.every_steps and step != (newest or 0):
             warn_unsaved(step, newest)
         self._checkpointer.close(abandon=True)
-
-    @property
-    def _has_trained(self) -> bool:
-        """Whether steps were trained since the load."""
-        return self._checkpointer.steps_done != self._loaded_step
 
     def _open_saves(self) -> Saves:
         """Periodic saves that count from the current step."""
@@ -180,7 +179,6 @@ class Checkpoints(Session):
         if loaded is None:
             logger.warning("nothing was saved yet: training starts from the beginning")
             return False
-        self._loaded_step = loaded.state.step
         logger.info(
             "resuming from save %d, step %d of %s (%s), read in %.1f s",
             loaded.state.sequence,
@@ -194,6 +192,21 @@ class Checkpoints(Session):
                 "the save was made by %d ranks: random generators start over", loaded.state.newest.world_size
             )
         return True
+
+
+@contextmanager
+def left_to_finish() -> Iterator[None]:
+    """Log a failure of the last save in the block: evaluation comes first, and `finish` tries the save again.
+
+    Raises:
+        SaveRefusedError: another run owns the directory, so that no retry can help.
+    """
+    try:
+        yield
+    except SaveRefusedError:
+        raise
+    except SaveFailedError as error:
+        logger.error("%s. The save is tried again after the evaluation", error)
 
 
 def warn_unsaved(step: int, newest_step: int | None) -> None:

@@ -26,7 +26,7 @@ from cpr.resident.home import LAUNCH_VARIABLE
 from cpr.session import PartialRecovery
 from dlrm.config.dataset import open_manifest, steps_in_epoch, total_samples
 from dlrm.config.schema import CheckpointConfig, Config
-from dlrm.fault_tolerance.session import Session, warn_unsaved
+from dlrm.fault_tolerance.session import Session, left_to_finish, warn_unsaved
 from dlrm.launch.files import replace_text
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.tables import initialize_tables
@@ -145,7 +145,8 @@ class RecoverySession(Session):
 
     def save_end(self) -> None:
         """Save the trained state and wait for the commit; the resident memory stays until `finish`."""
-        self._recovery.save_now()
+        with left_to_finish():
+            self._recovery.save_now()
 
     def finish(self) -> None:
         """Save the trained state and free the resident memory."""

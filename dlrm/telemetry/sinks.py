@@ -147,13 +147,17 @@ def _warn_no_events(error: OSError) -> None:
 
 
 def _truncate(path: Path, step: int) -> None:
-    """Keep the lines before `step`. They come first, so that truncating needs no free space on the disk."""
+    """Keep the lines before `step`, in a new file: a paused run that wakes up appends to the old one.
+
+    On a full disk the old file is truncated.
+    """
     lines = path.read_bytes().splitlines(keepends=True)
     kept = [line for line in lines if _is_before(line, step)]
-    if kept == lines[: len(kept)]:
-        os.truncate(path, sum(map(len, kept)))
-    else:
+    try:
         replace_text(path, b"".join(kept).decode())
+    except OSError:
+        if kept == lines[: len(kept)]:
+            os.truncate(path, sum(map(len, kept)))
 
 
 def _is_before(line: bytes, step: int) -> bool:

@@ -75,6 +75,7 @@ class Trainer:
                 session saves and there was time.
         """
         self.session.restore()
+        self._check_steps_left()
         self.telemetry.begin()
         if lost := self.replicas.settle():
             logger.warning("lost %s", lost)
@@ -84,6 +85,24 @@ class Trainer:
         with self.stop.extended(self.session.leaving_takes):  # SIGTERM lets the final save complete
             self.session.finish()
         self._record_costs()
+
+    def _check_steps_left(self) -> None:
+        """Log that a resumed run has nothing left to train, or refuse to end it before where it is.
+
+        Raises:
+            ValueError: the run has done more than `train.max_steps`.
+        """
+        if 0 < self.config.max_steps < self.steps_done:
+            raise ValueError(
+                f"train.max_steps is {self.config.max_steps}, but the run has done {self.steps_done} steps: "
+                "give at least that many (0: all epochs)"
+            )
+        if not self.should_continue():
+            logger.info(
+                "the run has done all its %d steps, and is only evaluated; to train on, raise "
+                "train.max_steps or train.epochs",
+                self.steps_done,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Steps and samples done, and the state that all ranks share for dense synchronization."""

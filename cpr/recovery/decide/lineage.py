@@ -6,8 +6,10 @@ replaced, must not overwrite their rows when it returns.
 """
 
 import logging
+import socket
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.catalog.ownership import retry_reads
@@ -18,6 +20,7 @@ from cpr.checkpoint.ownership.records import Owner, newest_owner
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import AlreadyFinishedError, CheckpointError, LockedError, MismatchError, RunFinished
 from cpr.rendezvous import WorkerGroup
+from cpr.resident.unsaved import find_unsaved
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +125,35 @@ def take_directory(checkpointer: Checkpointer, worker_group: WorkerGroup, *, res
         session_id=worker_group.session_id,
         is_own=_is_own(ownership.previous, worker_group),
     )
+
+
+def refuse_unsaved(checkpointer: Checkpointer, root: Path | None = None) -> None:
+    """Refuse to resume from a save where newer state of the same run is in a machine's memory, unsaved.
+
+    Called by all ranks of a new launch, before it takes the directory: then that memory could not be saved
+    there any more.
+
+    Args:
+        checkpointer: of the directory; has neither saved nor loaded.
+        root: memory file system; None: the default one.
+
+    Raises:
+        MismatchError: there is such memory; says how to save or free it.
+        CheckpointError: the directory cannot be read.
+    """
+    owner, newest = checkpointer.ownership.last_owner(), checkpointer.newest_state()
+    if owner is None or owner.finished is not None:
+        return
+    found = find_unsaved(checkpointer.uri, owner.session, -1 if newest is None else newest.step, root)
+    everywhere = checkpointer.agreement.gather(None if found is None else (socket.gethostname(), found))
+    for host, folder in filter(None, everywhere):
+        saved = "nothing is saved" if newest is None else f"the newest save is of step {newest.step}"
+        raise MismatchError(
+            f"{folder} on {host} holds the state of the run in {checkpointer.uri} that its last launch could "
+            f"not save; {saved}. What to do: `cpr rescue {folder.name} --out {checkpointer.uri}` on that "
+            "machine saves it, and then the run resumes from there; or `cpr clean --yes --unsaved` frees it, "
+            "and the run resumes from what is saved"
+        )
 
 
 def note_launches(checkpointer: Checkpointer, worker_group: WorkerGroup, *, resumes: bool) -> None:

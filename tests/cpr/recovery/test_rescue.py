@@ -11,7 +11,7 @@ from cpr.checkpoint.ownership.records import newest_owner, write_owner
 from cpr.checkpoint.save.rank_writer import RankWriter
 from cpr.checkpoint.storage.base import open_storage
 from cpr.cli.main import entry
-from cpr.errors import SaveFailedError
+from cpr.errors import MismatchError, SaveFailedError
 from cpr.resident.folders import unsaved_segments
 from cpr.resident.janitor import watch
 from cpr.resident.segment import Segment
@@ -73,6 +73,35 @@ def test_what_a_dead_run_could_not_save_is_saved_and_trained_on(
     dist.destroy_process_group()
 
 
+def test_a_new_launch_does_not_resume_over_what_is_only_in_memory(
+    unsaved, new_worker, home, tmp_path, monkeypatch
+):
+    values = unsaved.values()
+    unsaved.die()
+    folder = home()
+    monkeypatch.setenv("CPR_LAUNCH", "another")
+    with pytest.raises(MismatchError) as refused:
+        new_worker(restarted=False).restore()
+    assert f"cpr rescue {folder.name} --out {tmp_path / 'checkpoint'}" in str(refused.value)
+    assert "the newest save is of step 5" in str(refused.value)
+    dist.destroy_process_group()
+    assert entry(["rescue", folder.name, "--out", str(tmp_path / "checkpoint")]) == 0
+    again = new_worker(restarted=False).restore()
+    assert again.recovery.steps_done == 28
+    assert_same(again.values(), values)
+
+
+def test_memory_that_a_later_save_made_useless_stops_no_new_launch(unsaved, new_worker, home, monkeypatch):
+    unsaved.train(200).wait_for_save()
+    segment = unsaved.recovery._memory.segment
+    segment.mark_unsaved(5)
+    newest = unsaved.recovery.checkpointer.newest_step
+    unsaved.die()
+    home()
+    monkeypatch.setenv("CPR_LAUNCH", "another")
+    assert new_worker(restarted=False).restore().recovery.steps_done == newest
+
+
 def test_a_step_that_was_interrupted_is_skipped_after_a_rescue(unsaved, new_worker, home, tmp_path):
     unsaved.forward_backward()
     unsaved.die()
@@ -108,8 +137,9 @@ def test_memory_is_not_saved_over_what_is_newer(unsaved, new_worker, home, tmp_p
     segment = unsaved.recovery._memory.segment
     segment.status.epoch = 0
     unsaved.die()
-    home()
     assert entry(["rescue", "--out", str(tmp_path / "checkpoint")]) == 2
+    assert "no memory of a dead run that was not saved" in capsys.readouterr().err
+    assert entry(["rescue", home().name, "--out", str(tmp_path / "checkpoint")]) == 2
     assert "was made after it" in capsys.readouterr().err
     assert entry(["rescue", "nobody", "--out", str(tmp_path / "checkpoint")]) == 2
     assert "no memory of a run nobody" in capsys.readouterr().err
@@ -142,7 +172,7 @@ def test_memory_in_use_is_not_rescued(unsaved, tmp_path, capsys, home):
 def test_a_last_save_that_fails_keeps_the_memory_and_says_how_to_rescue_it(
     new_worker, monkeypatch, caplog, home
 ):
-    worker = new_worker(restarted=False).restore().train(7)
+    worker = new_worker(restarted=False, give_up_after_s=1e-9).restore().train(7)
     monkeypatch.setattr(RankWriter, "write", disk_full)
     with pytest.raises(SaveFailedError), worker.recovery:
         sys.stdout.flush()
@@ -154,3 +184,27 @@ def test_a_last_save_that_fails_keeps_the_memory_and_says_how_to_rescue_it(
     assert f"cpr rescue {folder.name} --out DIR" in told[0]
     watch(folder)
     assert unsaved_segments(folder)
+
+
+def test_the_last_save_waits_for_storage_and_keeps_the_memory_meanwhile(
+    new_worker, monkeypatch, caplog, home
+):
+    worker = new_worker(restarted=False).restore().train(7)
+    values = worker.values()
+    outage = pytest.MonkeyPatch()
+    kept = []
+
+    def repaired(pause_s):
+        kept.append((pause_s, bool(unsaved_segments(home()))))
+        if len(kept) == 2:
+            outage.undo()
+
+    monkeypatch.setattr("cpr.saving.retries.time.sleep", repaired)
+    outage.setattr(RankWriter, "write", disk_full)
+    with worker.recovery:
+        pass
+    assert kept == [(0.0, True)] * 2
+    told = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    assert len(told) == 3, "the save of step 5, and two tries of the last one"
+    dist.destroy_process_group()
+    assert_same(new_worker(restarted=False).restore().values(), values)

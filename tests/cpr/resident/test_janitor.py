@@ -13,12 +13,12 @@ import pytest
 from cpr.checkpoint.ownership.lock import DirectoryLock
 from cpr.checkpoint.ownership.records import Claimant
 from cpr.checkpoint.storage.base import open_storage
-from cpr.launch.finished import main as finished_main
-from cpr.launch.finished import note_run
 from cpr.processes import AGENT_PID, LAUNCH_PID, Process, pid_namespace
-from cpr.resident.folders import KEEPER_PREFIX, RUN_FILE, is_locked, janitor_file, live_keepers
+from cpr.resident.folders import KEEPER_PREFIX, is_locked, janitor_file, live_keepers
 from cpr.resident.home import Home
 from cpr.resident.janitor import LOOK_S, ensure_janitor
+from cpr.resident.unsaved import RUN_FILE, note_run
+from cpr.resident.unsaved import main as check_unsaved
 from tests.cpr.checkpoint.saves import commit
 from tests.cpr.resident.shards import RUN, make_shard
 
@@ -190,7 +190,7 @@ def test_unsaved_memory_is_kept_until_its_own_run_saves_a_later_step(watched, ag
     storage, lock = directory
     (segment,), _ = watched.find()
     segment.mark_unsaved(10)
-    note_run(storage.uri, session_id, watched.folder)
+    note_run(storage.uri, session_id, watched.folder, watched.folder)
     agent.kill()
     agent.wait()
     time.sleep(3 * LOOK_S)
@@ -199,8 +199,8 @@ def test_unsaved_memory_is_kept_until_its_own_run_saves_a_later_step(watched, ag
     if session_id == "session":
         wait_until(lambda: not watched.folder.exists())
         return
-    finished_main(str(watched.folder / RUN_FILE))  # as the janitor asks, now and then
+    check_unsaved(str(watched.folder / RUN_FILE))  # as the janitor asks, now and then
     assert segment.is_unsaved
     lock.finish(30)
-    finished_main(str(watched.folder / RUN_FILE))
+    check_unsaved(str(watched.folder / RUN_FILE))
     wait_until(lambda: not watched.folder.exists())

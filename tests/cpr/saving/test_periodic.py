@@ -25,6 +25,7 @@ class SlowStorage:
     def __init__(self, progress, failing=(), broken=(), skipped=()):
         self.progress, self.failing, self.broken, self.skipped = progress, failing, broken, skipped
         self.newest_step, self.under_way, self.asked = None, None, 0
+        self.saved_moment = None
         self.agreement = Alone()
 
     def step(self):
@@ -107,6 +108,43 @@ def test_the_last_save_is_asked_for_until_it_is_not_skipped():
     train(progress, saves, 6)
     saves.finish()
     assert storage.newest_step == 6
+
+
+def test_the_last_save_is_tried_again_until_it_succeeds(monkeypatch, caplog):
+    slept = []
+    monkeypatch.setattr("cpr.saving.retries.time.sleep", slept.append)
+    progress = RunProgress()
+    storage = SlowStorage(progress, failing={2}, broken={1, 3})
+    saves = Saves(storage, progress, FixedPace(0), "rolling")
+    train(progress, saves, 6)
+    saves.finish(lambda: slept.append("kept"))
+    assert storage.newest_step == 6
+    assert slept == ["kept", 10.0, "kept", 20.0, "kept", 40.0]
+    assert [record.message.partition("; ")[0] for record in caplog.records] == [
+        f"save {number}. Training is over" for number in (1, 2, 3)
+    ]
+
+
+def test_the_last_save_is_given_up_after_the_limit():
+    progress = RunProgress()
+    storage = SlowStorage(progress, broken=range(1, 10))
+    saves = Saves(storage, progress, FixedPace(0), "rolling", give_up_after_s=1e-9)
+    train(progress, saves, 6)
+    with pytest.raises(SaveFailedError, match=r"save 2\. Saves have failed for"):
+        saves.finish()
+    assert storage.asked == 2
+
+
+@pytest.mark.parametrize(("saved", "trained", "num_saves"), [(6, 0, 0), (6, 1, 1), (5, 0, 1), (None, 0, 1)])
+def test_the_end_is_not_saved_again(saved, trained, num_saves):
+    progress = RunProgress()
+    progress.steps_done = 6
+    storage = SlowStorage(progress)
+    storage.saved_moment = saved
+    saves = Saves(storage, progress, FixedPace(0), "rolling")
+    train(progress, saves, trained)
+    saves.finish()
+    assert storage.asked == num_saves
 
 
 def test_a_save_that_is_wanted_now_is_noted_as_all_others_are_and_made_once():

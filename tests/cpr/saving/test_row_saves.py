@@ -25,7 +25,7 @@ class FakeCheckpointer:
     def __init__(self, progress, failing=(), skipping=(), breaking=(), busy=()):
         self.progress, self.failing, self.skipping, self.breaking = progress, failing, skipping, breaking
         self.busy = busy
-        self.has_base, self.newest_step = False, None
+        self.has_base, self.newest_step, self.saved_moment = False, None, None
         self.log, self.last, self.agreement = [], None, Alone()
 
     def step(self):

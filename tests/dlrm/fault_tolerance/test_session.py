@@ -16,12 +16,14 @@ class Saved:
 
     def __init__(self, newest_step: int | None, loads: bool = True) -> None:
         self.steps_done, self.newest_step, self.agreement = 0, None, Alone()
+        self.saved_moment = None
+        self.ownership = SimpleNamespace(last_owner=lambda: None)
         self._there, self._loads = newest_step, loads
 
     def claim(self) -> None:
         pass
 
-    prepare = claim
+    prepare = newest_state = claim
 
     def load(self) -> SimpleNamespace:
         if not self._loads:
