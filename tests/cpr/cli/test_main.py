@@ -165,3 +165,12 @@ def test_all_commands_take_the_uri_of_an_object_store(s3, tmp_path, capsys):
     out = capsys.readouterr()
     assert out.err == ""
     assert "secret" not in out.out
+
+
+def test_a_reader_that_leaves_early_is_no_traceback(directory):
+    command = [sys.executable, "-m", "cpr.cli", "describe", str(directory)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.wait(60) == 2
+    assert process.stderr.read() == b""
+    process.stderr.close()

@@ -153,7 +153,8 @@ WAITING = f"""
     sys.path.append({str(REPO)!r})
     from cpr.resident.unsaved import note_run
     (folder / "memory").mkdir(exist_ok=True)
-    note_run(str(folder / "checkpoint"), "s", folder / "memory", Path(os.environ["CPR_LAUNCH_FOLDER"]))
+    launcher = pathlib.Path(os.environ["CPR_LAUNCH_FOLDER"])
+    note_run(str(folder / "checkpoint"), "s", folder / "memory", launcher)
     {{then}}
 """
 

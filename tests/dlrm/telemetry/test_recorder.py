@@ -431,6 +431,16 @@ def test_lines_of_repeated_steps_are_removed(tmp_path):
     assert [line["step"] for line in lines_of(tmp_path, "save")] == [4]
 
 
+def test_a_paused_run_that_returns_writes_nothing_into_its_successors_metrics(tmp_path):
+    paused = open_run(tmp_path)
+    train(paused, 10)
+    successor = open_run(tmp_path, {**paused.state_dict(), "steps": 5})
+    train(paused, 20)
+    assert [line["step"] for line in lines_of(tmp_path, "train")] == [5]
+    successor.close()
+    paused.close()
+
+
 def test_the_configuration_is_recorded_by_key(tmp_path):
     open_run(tmp_path, config=CONFIG).close()
     (line,) = lines_of(tmp_path, "hyperparameters")

@@ -396,6 +396,22 @@ def test_the_end_is_saved_before_a_failing_evaluation(make_trainer, config):
     assert saved == [config.get("max_steps", STEPS)]
 
 
+@pytest.mark.parametrize("max_steps", [3, 4])
+def test_a_run_that_is_beyond_its_last_step_is_refused_and_one_at_it_is_only_evaluated(
+    make_trainer, max_steps, caplog
+):
+    trainer = make_trainer(max_steps=max_steps)
+    trainer.session = Calling(restore=lambda: trainer.load_state_dict({"steps_done": 4, "samples_done": 32}))
+    if max_steps < 4:
+        with pytest.raises(ValueError, match=r"train\.max_steps is 3, but the run has done 4 steps"):
+            trainer.train()
+        return
+    with caplog.at_level("INFO", "dlrm"):
+        trainer.train()
+    assert trainer.telemetry.evaluations() == [4]
+    assert "the run has done all its 4 steps" in caplog.text
+
+
 def test_an_evaluation_due_at_the_resumed_step_comes_first(make_trainer):
     trainer = make_trainer(max_steps=4, evaluate_every_steps=2)
     trainer.session = Calling(restore=lambda: trainer.load_state_dict({"steps_done": 2, "samples_done": 16}))
