@@ -3,10 +3,14 @@
 Under torchrun this is the agent's store, which survives generations of workers: the address may belong to a
 dead leader, so only a connection to it proves anything. All access to the store is in a background thread,
 since torch's store has calls that a frozen peer could block for ever.
+
+Stores are made here, too, without slow name look-ups and without pages of stack traces.
 """
 
 import json
+import socket
 import threading
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Final
@@ -14,9 +18,10 @@ from typing import Final
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
 from cpr.rendezvous.launcher_env import LauncherEnv, OwnAddress
-from cpr.rendezvous.stores import connect, serve
 
 POLL_S: Final = 0.02
+CONNECT_TIMEOUT_S: Final = 2.0
+_BACKLOG: Final = 1024
 _CLOSE_TIMEOUT_S: Final = 1.0
 _CALL_TIMEOUT: Final = timedelta(seconds=10)
 """More than the 5 s for which a lost answer of a name server delays torch's store."""
@@ -80,3 +85,63 @@ class Discovery:
         # an agent's store exists before its workers: without a probe, one look-up of its name is saved
         probe = self._has_failed or not env.of_agent
         return connect(env.address, env.port, _CALL_TIMEOUT, probe=probe)
+
+
+def listen(own: OwnAddress, port: int = 0) -> socket.socket:
+    """A listening socket, limited to the job's network interface if that is known.
+
+    Args:
+        own: address of this machine.
+        port: 0: a free one.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    # Torch looks up the name of each client in the store's only thread. On a socket for both versions of IP,
+    # the hosts file does not contain even this machine, and a slow name server would delay all clients.
+    place = own.interface or own.name
+    family, _, _, _, where = socket.getaddrinfo(place, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(where if own.interface else ("", port), family=family, backlog=_BACKLOG)
+
+
+def serve(own: OwnAddress, timeout: timedelta, port: int = 0) -> TCPStore:
+    """Host a new store in this process, open to all processes that reach it, as torch's stores have no key.
+
+    Args:
+        own: address of this machine.
+        timeout: of the store's calls.
+        port: 0: a free one.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    with listen(own, port) as server:
+        return TCPStore(
+            own.name,
+            server.getsockname()[1],
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=server.detach(),
+        )
+
+
+def connect(address: str, port: int, timeout: timedelta, *, probe: bool) -> TCPStore:
+    """Connect to a store.
+
+    Args:
+        address: of the store's machine.
+        port: of the store.
+        timeout: of the store's calls.
+        probe: whether to make a plain connection first, as the store may be gone: torch itself would take
+            long to notice, and print pages of stack traces.
+
+    Raises:
+        OSError: no process answers.
+        RuntimeError: the process that answers is not a store.
+    """
+    # The probe stays open until the store's connection is made: a connection that ends before the store has
+    # accepted it has no address, and torch would look up an empty name.
+    probing = socket.create_connection((address, port), CONNECT_TIMEOUT_S) if probe else nullcontext()
+    with probing:
+        return TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)

@@ -2,16 +2,16 @@
 
 Under torchrun all generations of workers share the agent's store, and a process group made in it would
 connect to the addresses of dead workers. So rank 0, the leader, listens on a free port and publishes only its
-address in the agent's store (`discovery`). The others, the clients, connect and stay connected (`client`).
-Once all are there, the leader assigns ranks and sends them to the clients, with the port of a new store
-(`leader`).
+address in the agent's store (`discovery`). The others, the clients, connect and stay connected. Once all are
+there, the leader assigns ranks and sends them to the clients, with the port of a new store (`leader`).
 """
 
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in its __all__
@@ -21,12 +21,18 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 )
 
 from cpr.errors import RendezvousError
-from cpr.rendezvous.client import Client, ranks_text
-from cpr.rendezvous.discovery import Discovery
+from cpr.rendezvous.discovery import (
+    CONNECT_TIMEOUT_S,
+    POLL_S,
+    Discovery,
+    LeaderAddress,
+    connect,
+    serve,
+)
 from cpr.rendezvous.launcher_env import LauncherEnv
 from cpr.rendezvous.leader import Leader
+from cpr.rendezvous.messages import Connection, LostError
 from cpr.rendezvous.rank_assignment import Assignment, WorkerInfo, assign_ranks
-from cpr.rendezvous.stores import connect, serve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +120,7 @@ def _lead(env: LauncherEnv, info: WorkerInfo, timeout: timedelta) -> WorkerGroup
         if infos is None:
             problem = f" ({discovery.problem})" if discovery.problem else ""
             raise RendezvousError(
-                f"{ranks_text(leader.missing)} of {env.world_size} did not join the rendezvous within "
+                f"{_ranks_text(leader.missing)} of {env.world_size} did not join the rendezvous within "
                 f"{timeout.total_seconds():g} s{problem}"
             )
         assignment = assign_ranks(infos)
@@ -126,16 +132,17 @@ def _lead(env: LauncherEnv, info: WorkerInfo, timeout: timedelta) -> WorkerGroup
 def _follow(env: LauncherEnv, info: WorkerInfo, timeout: timedelta) -> WorkerGroup:
     deadline = time.monotonic() + timeout.total_seconds()
     discovery = Discovery(env)
-    client = Client(env, info, discovery)
+    client = _Client(env, info, discovery)
     try:
         while True:
-            reply = client.wait_for_reply(deadline, timeout)
+            address, message = client.wait_for_assignment(deadline, timeout)
+            assignment, infos = message["assignment"], list(map(WorkerInfo.from_json, message["infos"]))
             try:
-                store = connect(reply.address, reply.store_port, timeout, probe=True)
+                store = connect(address, message["store_port"], timeout, probe=True)
             except (OSError, RuntimeError):  # the leader died right after its reply: wait for the next one
                 client.leave()
             else:
-                return _group(store, env.rank, reply.assignment, reply.infos)
+                return _group(store, env.rank, Assignment(**assignment), infos)
     finally:
         client.leave()
         discovery.close()
@@ -159,3 +166,101 @@ def _group(
         infos=tuple(info_of_rank[rank] for rank in sorted(info_of_rank)),
         kept=kept,
     )
+
+
+class _Client:
+    """Finds the published leader, sends it this worker's info, and waits for the assignment of ranks.
+
+    When the connection ends, or a newer leader is published and answers, the client moves there.
+    """
+
+    def __init__(self, env: LauncherEnv, info: WorkerInfo, discovery: Discovery) -> None:
+        self._env, self._info, self._discovery = env, info, discovery
+        self._leader: LeaderAddress | None = None
+        self._connection: Connection | None = None
+        self._missing: list[int] | None = None
+        """Missing ranks, as last reported by the leader."""
+
+    def wait_for_assignment(self, deadline: float, timeout: timedelta) -> tuple[str, dict[str, Any]]:
+        """Wait for the leader's last message until `deadline` (`time.monotonic`); `timeout` is for the error.
+
+        Returns:
+            The leader's address, and the message.
+
+        Raises:
+            RendezvousError: none came, or another process took this rank.
+        """
+        while (left_s := deadline - time.monotonic()) > 0:
+            self._follow_leader(left_s)
+            for message in self._receive(min(POLL_S, left_s)):
+                if self._is_last(message) and self._leader is not None:
+                    return self._leader.address, message
+        raise RendezvousError(
+            f"no rendezvous of {self._env.world_size} workers within {timeout.total_seconds():g} s: "
+            f"{self._cause()}"
+        )
+
+    def leave(self) -> None:
+        """Close the connection."""
+        if self._connection:
+            self._connection.close()
+        self._connection = self._leader = self._missing = None
+
+    def _follow_leader(self, left_s: float) -> None:
+        """Connect to the newest leader, unless connected to it already."""
+        newest = self._discovery.latest
+        if newest is None or (newest == self._leader and self._connection):
+            return
+        connection = Connection.to(newest.address, newest.port, newest.nonce, min(CONNECT_TIMEOUT_S, left_s))
+        if connection is None:
+            return  # most likely dead for long; the present leader may still reply
+        try:
+            connection.send(
+                {"rank": self._env.rank, "world_size": self._env.world_size, "info": self._info.to_json()}
+            )
+        except LostError:
+            connection.close()
+            return
+        self.leave()
+        self._leader, self._connection = newest, connection
+
+    def _receive(self, timeout_s: float) -> list[dict[str, Any]]:
+        if self._connection is None:
+            time.sleep(timeout_s)
+            return []
+        try:
+            return self._connection.read() if self._connection.wait(timeout_s) else []
+        except LostError:
+            self.leave()
+            time.sleep(timeout_s)  # a peer that hangs up at once may keep doing so
+            return []
+
+    def _is_last(self, message: dict[str, Any]) -> bool:
+        if "displaced" in message:
+            raise RendezvousError(
+                f"another process came as rank {self._env.rank}: "
+                "this one belongs to an agent that was replaced"
+            )
+        if "missing" in message:
+            self._missing = message["missing"]
+        return "assignment" in message
+
+    def _cause(self) -> str:
+        store = f"the launcher's store at {self._env.address}:{self._env.port}"
+        if self._connection and self._missing:
+            return f"{_ranks_text(self._missing)} did not come"
+        if self._connection and self._leader:
+            return f"rank 0 at {self._leader.address}:{self._leader.port} does not answer"
+        if self._discovery.problem:
+            return (
+                f"{store} cannot be reached ({self._discovery.problem}). When an agent is replaced, torchrun "
+                "may send workers to the store of the old one: start every agent by `cpr run -- torchrun ...`"
+            )
+        if self._discovery.latest:
+            return f"rank 0 did not come; {asdict(self._discovery.latest)} in {store} is of an earlier one"
+        return f"rank 0 did not come; it has published no address in {store}"
+
+
+def _ranks_text(ranks: list[int]) -> str:
+    """Ranks for a message: "rank 1", "ranks 1, 3"."""
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"

@@ -12,11 +12,10 @@ from dataclasses import asdict
 from typing import Any, Final, Self
 from uuid import uuid4
 
-from cpr.rendezvous.discovery import POLL_S, LeaderAddress
+from cpr.rendezvous.discovery import POLL_S, LeaderAddress, listen
 from cpr.rendezvous.launcher_env import LauncherEnv
 from cpr.rendezvous.messages import Connection, LostError
 from cpr.rendezvous.rank_assignment import Assignment, WorkerInfo
-from cpr.rendezvous.stores import listen
 
 NEWS_INTERVAL_S: Final = 0.2
 """Shortest time between two messages on missing ranks to the clients."""

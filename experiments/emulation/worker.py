@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.priority import Prioritizer, PriorityConfig
 from cpr.priority.config import Scheme
-from cpr.recovery.run.pls import Charge, pls_added
+from cpr.recovery.restore.pls_budget import pls_added
+from cpr.recovery.run.progress import Charge
 from dlrm.config.recipe import load_config
 from dlrm.launch.device import Ranks
 from dlrm.launch.malloc import keep_freed_memory

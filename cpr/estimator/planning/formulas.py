@@ -1,8 +1,9 @@
 """Formulas of the CPR paper: portion of lost samples (PLS), overheads, save intervals, fall-back rule.
 
 Formulas and symbols are the paper's (Maeng et al., MLSys 2021) as recalled, not checked against its text; the
-numbers are those of our notes, in which formula 2 is the PLS that runs count (`cpr.recovery.run.pls`). The
-paper may have separate `O_load` and `O_res` for partial recovery; here they are the same for both.
+numbers are those of our notes, in which formula 2 is the PLS that runs count
+(`cpr.recovery.restore.pls_budget`). The paper may have separate `O_load` and `O_res` for partial recovery;
+here they are the same for both.
 
 `T_total` is useful training time, `T_fail` the job's mean time between failures, `T_save` training time from
 save to save, `O_save`, `O_load`, `O_res` times to save a checkpoint, to load one, and to schedule a

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from cpr.extent import Extent
 from cpr.recovery.decide.lineage import Directory
-from cpr.recovery.decide.transfer_plan import Held, Needed
-from cpr.recovery.run.pls import lost_workers
 from cpr.recovery.run.report import KILLED, MEMORY_GONE, Ending
 
 Columns = tuple[tuple[str, str, int], ...]
@@ -105,6 +103,32 @@ class WorkerReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Held:
+    """A shard in surviving memory."""
+
+    rank: int
+    """Worker of the new generation that holds the shard."""
+    index: int
+    """Number of the shard among those of this worker."""
+    extent: Extent
+    step: int
+    """Training steps that the old worker had finished."""
+    generation: int
+    """Generation that completed the memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needed:
+    """A shard of the new generation."""
+
+    rank: int
+    extent: Extent
+    bytes_per_row: int
+    adopted: bool = False
+    """Whether the shard lives, unchanged, in memory that was taken over."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Assessment:
     """What is left of the previous generation."""
 
@@ -162,11 +186,7 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
         interrupted=slot is not None and any(each.was_interrupted(slot) for each in current),
         held=tuple(held for each in current for held in each.held()),
         needed=tuple(needed for report in reports for needed in _needed(report, current)),
-        lost=lost_workers(
-            old_world_size,
-            {rank: sum(_bytes(shard) for shard in each.segment.shards) for rank, each in best.items()},
-            {rank: each.segment.whole_bytes for rank, each in best.items()},
-        ),
+        lost=_lost_workers(old_world_size, best),
         old_world_size=old_world_size,
         endings=_endings(best, old_world_size),
         epoch=max((each.segment.epoch for each in current), default=0),
@@ -250,6 +270,23 @@ def _needed(report: WorkerReport, current: Sequence[_Found]) -> Iterator[Needed]
             bytes_per_row=shard.bytes_per_row,
             adopted=shard.in_segment and shard.extent in taken_over,
         )
+
+
+def _lost_workers(old_world_size: int, best: Mapping[int, "_Found"]) -> dict[int, float]:
+    """Share of its shards that each worker of the previous generation lost, by rank; only shares above 0.
+
+    A worker that had no shards and whose memory is gone counts as lost, because its shards are unknown.
+    """
+    lost: dict[int, float] = {}
+    for rank in range(old_world_size):
+        if rank not in best:
+            lost[rank] = 1.0
+            continue
+        segment = best[rank].segment
+        held_bytes = sum(_bytes(shard) for shard in segment.shards)
+        if held_bytes < segment.whole_bytes:
+            lost[rank] = 1 - held_bytes / segment.whole_bytes
+    return lost
 
 
 def _endings(best: Mapping[int, _Found], old_world_size: int) -> tuple[Ending, ...]:

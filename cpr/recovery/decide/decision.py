@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from cpr.fields import check_fields
+from cpr.recovery.decide.assessment import Assessment
 from cpr.recovery.run.report import Kind
 
 
@@ -62,56 +63,52 @@ class Decision:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Findings:
-    """Facts, equal on all ranks, from which the decision follows."""
+def decide(
+    found: Assessment,
+    policy: RecoveryPolicy,
+    *,
+    lost_share: float,
+    continues: bool,
+    resumes: bool,
+    is_saved: bool,
+) -> Decision:
+    """Decide how this generation of workers starts, from facts that are equal on all ranks.
 
-    continues: bool
-    """Whether earlier workers of this run have trained."""
-    resumes: bool
-    """Whether a run without live memory may load the saves in its directory."""
-    is_saved: bool
-    """Whether the checkpoint directory holds a state."""
-    holds_anything: bool
-    """Whether some worker holds memory of the previous generation."""
-    has_replicated_state: bool
-    """Whether some worker holds dense parameters and registered states of one step."""
-    lost_share: float
-    """Share of the sharded tables' bytes whose memory is gone."""
-    stale: str | None = None
-    """Why live memory is older than the directory, if that is why it cannot be used."""
-    mismatch: str | None = None
-    """Why live memory does not fit this model."""
-
-
-def decide(found: Findings, policy: RecoveryPolicy) -> Decision:
-    """Decide how this generation of workers starts."""
-    if not found.continues or not (found.holds_anything or found.stale or found.resumes):
-        if found.resumes and found.is_saved:
+    Args:
+        found: what is left of the previous generation.
+        policy: limits of partial recovery.
+        lost_share: share of the sharded tables' bytes whose memory is gone.
+        continues: whether earlier workers of this run have trained.
+        resumes: whether a run without live memory may load the saves in its directory.
+        is_saved: whether the checkpoint directory holds a state.
+    """
+    if not continues or not (found.old_world_size or found.stale or resumes):
+        if resumes and is_saved:
             return Decision("resume", "the run resumes from the newest checkpoint")
-        return Decision("start", "nothing was saved yet" if found.resumes else "the run starts over")
-    reason = _against_live_memory(found, policy)
-    if reason is None:
-        if found.lost_share == 0:
-            return Decision("process", "the memory of all workers survived")
-        return Decision("partial", f"{found.lost_share:.1%} of the tables were lost")
-    if not found.is_saved:
-        return Decision("full", f"{reason}, and nothing was saved yet: training begins at the beginning")
-    return Decision("full", reason)
+        return Decision("start", "nothing was saved yet" if resumes else "the run starts over")
+    reason = _against_live_memory(found, policy, lost_share, is_saved)
+    if reason is not None:
+        beginning = "" if is_saved else ", and nothing was saved yet: training begins at the beginning"
+        return Decision("full", f"{reason}{beginning}")
+    if lost_share == 0:
+        return Decision("process", "the memory of all workers survived")
+    return Decision("partial", f"{lost_share:.1%} of the tables were lost")
 
 
-def _against_live_memory(found: Findings, policy: RecoveryPolicy) -> str | None:
-    if not found.holds_anything:
+def _against_live_memory(
+    found: Assessment, policy: RecoveryPolicy, lost_share: float, is_saved: bool
+) -> str | None:
+    if not found.old_world_size:
         return f"live memory is {found.stale}" if found.stale else "no worker's memory is left"
     if found.mismatch is not None:
         return found.mismatch
-    if not found.has_replicated_state:
+    if found.slot is None:
         return "no worker holds a whole copy of the dense parameters"
-    if found.lost_share > policy.max_lost_share:
+    if lost_share > policy.max_lost_share:
         return (
-            f"{found.lost_share:.1%} of the tables were lost, more than max_lost_share = "
+            f"{lost_share:.1%} of the tables were lost, more than max_lost_share = "
             f"{policy.max_lost_share:.1%}"
         )
-    if found.lost_share and not found.is_saved:
-        return f"{found.lost_share:.1%} of the tables were lost"
+    if lost_share and not is_saved:
+        return f"{lost_share:.1%} of the tables were lost"
     return None

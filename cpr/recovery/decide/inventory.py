@@ -13,7 +13,7 @@ from cpr.checkpoint.format.tree_file import dtype_name
 from cpr.errors import DamagedMemoryError, UnreadableMemoryError
 from cpr.extent import Extent
 from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport
-from cpr.recovery.run.pls import losses_in
+from cpr.recovery.run.progress import losses_in
 from cpr.recovery.worker.memory import Claimed, WorkerMemory
 from cpr.recovery.worker.replicated_state import counters_in
 from cpr.shards.shard import TableShard, bytes_per_row

@@ -1,9 +1,10 @@
-"""PLS budget: prices a recovery in lost samples, and compares the price with `max_pls`.
+"""PLS budget: prices a recovery in lost samples (PLS, CPR paper), and compares the price with `max_pls`.
 
 All ranks make the same calls and get the same answers.
 """
 
 import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,9 +15,8 @@ from cpr.errors import CheckpointError
 from cpr.recovery.decide.assessment import Assessment
 from cpr.recovery.decide.decision import RecoveryPolicy
 from cpr.recovery.decide.inventory import PROGRESS_STATE
-from cpr.recovery.decide.transfer_plan import ShardSources, lost_share_by_rank
-from cpr.recovery.run.pls import Charge, pls_added, pls_expected
-from cpr.recovery.run.progress import RunProgress
+from cpr.recovery.restore.transfer import ShardSources, lost_share_by_rank
+from cpr.recovery.run.progress import Charge, RunProgress
 
 UNKNOWN_RANK: Final = -1
 """Stands for the worker that lost rows which, by the reports, no old worker had."""
@@ -130,3 +130,50 @@ class PlsBudget:
         done, saved = progress.samples_done, progress.samples_at(progress.steps_done)
         lost = dict.fromkeys(range(world_size), 1.0) if saved < done else {}
         return pls_added(lost, done, saved, self._total_samples, world_size, progress.charges)
+
+
+def pls_expected(
+    lost: Mapping[int, float], samples_between_saves: float | None, total_samples: int | None, world_size: int
+) -> float | None:
+    """PLS that a failure at a random moment adds on average: half a save interval (CPR paper).
+
+    Args:
+        lost: share of its shards that each worker lost, by rank.
+        samples_between_saves: mean; None: unknown, and so is the result.
+        total_samples: of the whole run; None: unknown, and so is the result.
+        world_size: number of workers of the generation that failed.
+    """
+    if samples_between_saves is None or total_samples is None:
+        return None
+    return sum(lost.values()) * samples_between_saves / 2 / (total_samples * world_size)
+
+
+def pls_added(
+    lost: Mapping[int, float],
+    samples_done: int,
+    samples_saved: int,
+    total_samples: int | None,
+    world_size: int,
+    charges: Collection[Charge] = (),
+) -> float | None:
+    """PLS that one failure adds (CPR paper).
+
+    Args:
+        lost: share of its shards that each worker lost, by rank.
+        samples_done: samples trained by the run until the failure.
+        samples_saved: samples trained until the save that the lost rows come from.
+        total_samples: of the whole run; None: unknown, and so is the result unless nothing was lost.
+        world_size: number of workers of the generation that failed.
+        charges: earlier losses, whose samples are not counted again.
+    """
+    if not lost:
+        return 0.0
+    if total_samples is None:
+        return None
+    assert samples_saved <= samples_done, "rows of a save are newer than the run that they are laid into"
+    samples = {rank: share * (samples_done - samples_saved) for rank, share in lost.items()}
+    for each in charges:
+        if each.world_size == world_size and each.rank in lost:
+            again = max(0, min(each.end, samples_done) - max(each.begin, samples_saved))
+            samples[each.rank] -= min(each.share, lost[each.rank]) * again
+    return sum(samples.values()) / (total_samples * world_size)

@@ -9,12 +9,18 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup
 from cpr.errors import CheckpointError, DivergedRunError, LockedError, MismatchError, StartOverError
 from cpr.recovery.decide.assessment import Assessment, WorkerReport, assess
-from cpr.recovery.decide.decision import Decision, Findings, RecoveryPolicy, decide
+from cpr.recovery.decide.decision import Decision, RecoveryPolicy, decide
 from cpr.recovery.decide.inventory import PROGRESS_STATE, Inventory, refuse_unreadable, take_inventory
 from cpr.recovery.decide.lineage import Directory
-from cpr.recovery.decide.transfer_plan import ShardSources, losses, lost_share, origins, plan_sources
 from cpr.recovery.restore.pls_budget import Cost, PlsBudget
-from cpr.recovery.restore.transfer import RowTransfer
+from cpr.recovery.restore.transfer import (
+    RowTransfer,
+    ShardSources,
+    losses,
+    lost_share,
+    origins,
+    plan_sources,
+)
 from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Phases, Recovery
 from cpr.recovery.worker.memory import WorkerMemory
@@ -150,17 +156,14 @@ class Restorer:
         )
 
     def _decide(self, found: Assessment, plan: list[ShardSources]) -> Decision:
-        findings = Findings(
+        decision = decide(
+            found,
+            self._policy,
+            lost_share=lost_share(plan),
             continues=self._start.group.continues,
             resumes=self._start.resumes,
             is_saved=self._directory.newest is not None,
-            holds_anything=bool(found.old_world_size),
-            has_replicated_state=found.slot is not None,
-            lost_share=lost_share(plan),
-            stale=found.stale,
-            mismatch=found.mismatch,
         )
-        decision = decide(findings, self._policy)
         if decision.kind == "full":
             self._log_full(decision)
         return decision

@@ -1,15 +1,37 @@
 """Progress and failures of a run, kept in memory with the model and in checkpoints; equal on all ranks."""
 
 import json
-from collections.abc import Collection
-from dataclasses import astuple, replace
+from collections.abc import Collection, Mapping
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Final
 
 from cpr.errors import NoProgressError
-from cpr.recovery.run.pls import Charge
 from cpr.recovery.run.report import Ending, Recovery
 
 SAVES_KEPT: Final = 32
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Samples that a worker's shards have lost. They are remembered, because none can be lost twice."""
+
+    world_size: int
+    """World size of the generation whose ranks are counted."""
+    rank: int
+    share: float
+    """Share of the worker's shards."""
+    begin: int
+    """Samples done at the save that the rows came from."""
+    end: int
+    """Samples done when the rows were lost."""
+    generation: int = -1
+    """Generation that loaded the rows; older memory of them must not come back. -1: unknown."""
+
+
+def losses_in(progress: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
+    """World size, rank and generation of workers whose rows came from a save, from a saved `RunProgress`."""
+    charges = (Charge(*each) for each in progress["charges"])
+    return tuple((each.world_size, each.rank, each.generation) for each in charges)
 
 
 class RunProgress:

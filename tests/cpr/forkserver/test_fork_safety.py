@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from cpr.forkserver.fork_safety import STARTED_NS, LoadedCode
+from cpr.forkserver.server import STARTED_NS, LoadedCode
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_file_written_during_imports_counts_as_changed(module):
 @pytest.mark.parametrize("threads", [0, 1])
 def test_process_with_threads_is_not_forked(threads):
     program = (
-        "import threading, time; from cpr.forkserver.fork_safety import why_not_to_fork\n"
+        "import threading, time; from cpr.forkserver.server import why_not_to_fork\n"
         f"for _ in range({threads}): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
         "print(why_not_to_fork())"
     )

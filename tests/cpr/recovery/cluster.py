@@ -23,12 +23,11 @@ from cpr.checkpoint.ownership.records import Claimant
 from cpr.errors import LockedError, RunFinished, SaveFailedError
 from cpr.extent import Extent
 from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport, assess
-from cpr.recovery.decide.decision import Findings, RecoveryPolicy, decide
+from cpr.recovery.decide.decision import RecoveryPolicy, decide
 from cpr.recovery.decide.lineage import raise_if_finished, take_directory
-from cpr.recovery.decide.transfer_plan import lost_share, plan_sources
 from cpr.recovery.restore.pls_budget import PlsBudget
-from cpr.recovery.run.pls import losses_in
-from cpr.recovery.run.progress import RunProgress
+from cpr.recovery.restore.transfer import lost_share, plan_sources
+from cpr.recovery.run.progress import RunProgress, losses_in
 from cpr.rendezvous.rank_assignment import HeldSegment, WorkerInfo, assign_ranks
 from tests.cpr.checkpoint.saves import MemoryStorage
 
@@ -328,17 +327,12 @@ class Cluster:
         found = assess(reports, directory)
         plan = plan_sources(found.needed, found.held)
         decision = decide(
-            Findings(
-                continues=worker_group.continues,
-                resumes=resume or directory.is_own,
-                is_saved=newest is not None,
-                holds_anything=bool(found.old_world_size),
-                has_replicated_state=found.slot is not None,
-                lost_share=lost_share(plan),
-                stale=found.stale,
-                mismatch=found.mismatch,
-            ),
+            found,
             POLICY,
+            lost_share=lost_share(plan),
+            continues=worker_group.continues,
+            resumes=resume or directory.is_own,
+            is_saved=newest is not None,
         )
         progress.generation = run.generation
         run.kind = decision.kind

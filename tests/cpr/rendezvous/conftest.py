@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
+from cpr.rendezvous.discovery import serve
 from cpr.rendezvous.join import join_from
-from cpr.rendezvous.stores import serve
 from tests.cpr.rendezvous.workers import ENOUGH, HERE, env_at, info
 
 

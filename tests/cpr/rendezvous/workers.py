@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from cpr.rendezvous import WorkerInfo
-from cpr.rendezvous.discovery import Discovery
+from cpr.rendezvous.discovery import Discovery, serve
 from cpr.rendezvous.join import join_from
 from cpr.rendezvous.launcher_env import LauncherEnv, OwnAddress
 from cpr.rendezvous.leader import Leader
 from cpr.rendezvous.messages import Connection
 from cpr.rendezvous.rank_assignment import assign_ranks
-from cpr.rendezvous.stores import serve
 
 ENOUGH = timedelta(seconds=60)
 HERE = OwnAddress(name="localhost", interface="127.0.0.1")

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
-from cpr.recovery.run.pls import pls_added
+from cpr.recovery.restore.pls_budget import pls_added
 from data.dataset import read_manifest
 from data.synthetic import SyntheticConfig, generate
 from dlrm.launch.device import Ranks

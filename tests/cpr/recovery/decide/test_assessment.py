@@ -5,7 +5,6 @@ from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, Wor
 from cpr.recovery.decide.lineage import Directory
 from cpr.recovery.run.report import KILLED, MEMORY_GONE
 
-NOTHING_SAVED = Directory()
 FLOATS = (("sum", "float32", 1), ("weights", "float32", 2))
 
 
@@ -51,8 +50,8 @@ def segment(
     )
 
 
-def assess_all(reports, directory=NOTHING_SAVED):
-    return assess(reports, directory)
+def assess_all(reports):
+    return assess(reports, Directory())
 
 
 def worker(rank, *segments, adopted=True, shards=None):
@@ -64,13 +63,6 @@ def worker(rank, *segments, adopted=True, shards=None):
         shards=(shard(rank),) if shards is None else shards,
         adopted=adopted and bool(segments),
     )
-
-
-def test_no_worker_holds_memory():
-    found = assess_all([worker(0), worker(1)])
-    assert (found.slot, found.slot_of, found.old_world_size, found.held) == (None, None, 0, ())
-    assert not any(need.adopted for need in found.needed)
-    assert not found.interrupted
 
 
 def test_the_furthest_replica_counts_and_the_lowest_rank_has_it():
@@ -152,11 +144,11 @@ def test_who_lost_what_and_how_they_ended():
     found = assess_all(
         [
             worker(0, segment(0, world_size=3, reason="ValueError: x", left_ns=9)),
-            worker(1, segment(2, world_size=3, shards=(), problem="page 3 is torn")),
+            worker(1, segment(2, world_size=3, whole_bytes=480, problem="page 3 is torn")),
             worker(2),
         ]
     )
-    assert found.lost == {1: 1.0, 2: 1.0}
+    assert found.lost == {1: 1.0, 2: 0.25}
     endings = {each.rank: each.why for each in found.endings}
     assert endings == {0: "ValueError: x", 1: MEMORY_GONE, 2: KILLED}
     assert found.endings[-1].rank == 0  # those without a word come first

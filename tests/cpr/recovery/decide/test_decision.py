@@ -1,17 +1,17 @@
 """Partial or full, and the words for it."""
 
+from dataclasses import replace
+
 import pytest
 
-from cpr.recovery.decide.decision import Findings, RecoveryPolicy, decide
+from cpr.recovery.decide.assessment import Assessment, Slot
+from cpr.recovery.decide.decision import RecoveryPolicy, decide
 
-USUAL = {
-    "continues": True,
-    "resumes": True,
-    "is_saved": True,
-    "holds_anything": True,
-    "has_replicated_state": True,
-    "lost_share": 0.25,
-}
+FOUND = Assessment(
+    slot=Slot(generation=0, step=7), slot_of=(0, 0), interrupted=False, held=(), needed=(), old_world_size=4
+)
+USUAL = {"found": FOUND, "lost_share": 0.25, "continues": True, "resumes": True, "is_saved": True}
+GONE = {"found": replace(FOUND, old_world_size=0), "lost_share": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -22,25 +22,25 @@ USUAL = {
         ({"lost_share": 0.0, "is_saved": False}, "process", "survived"),
         ({"lost_share": 0.5}, "partial", "50.0%"),
         ({"lost_share": 0.76}, "full", "max_lost_share = 75.0%"),
-        ({"holds_anything": False, "lost_share": 1.0}, "full", "no worker's memory is left"),
-        ({"has_replicated_state": False}, "full", "dense parameters"),
-        ({"mismatch": "table a has 5 rows now"}, "full", "table a has 5 rows now"),
+        (GONE, "full", "no worker's memory is left"),
+        ({"found": replace(FOUND, slot=None)}, "full", "dense parameters"),
+        ({"found": replace(FOUND, mismatch="table a has 5 rows now")}, "full", "table a has 5 rows now"),
         ({"is_saved": False}, "full", "nothing was saved yet"),
         ({"continues": False}, "resume", "newest checkpoint"),
         ({"continues": False, "is_saved": False}, "start", "nothing was saved"),
         ({"continues": False, "resumes": False}, "start", "starts over"),
-        ({"holds_anything": False, "lost_share": 1.0, "resumes": False}, "start", "starts over"),
+        ({**GONE, "resumes": False}, "start", "starts over"),
         ({"resumes": False}, "partial", "25.0% of the tables"),
     ],
 )
 def test_decision(changes, kind, words):
-    decision = decide(Findings(**{**USUAL, **changes}), RecoveryPolicy())
+    decision = decide(policy=RecoveryPolicy(), **{**USUAL, **changes})
     assert decision.kind == kind
     assert words in decision.reason
 
 
 def test_the_policy_can_forbid_any_loss():
-    assert decide(Findings(**USUAL), RecoveryPolicy(max_lost_share=0)).kind == "full"
+    assert decide(policy=RecoveryPolicy(max_lost_share=0), **USUAL).kind == "full"
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from cpr.extent import Extent
-from cpr.recovery.decide.transfer_plan import Band, Needed, ShardSources, Source, origins
 from cpr.recovery.run.report import KILLED, Ending, Phases, Recovery, RowOrigin
 
 STORY = Recovery(
@@ -43,22 +41,6 @@ def test_it_tells_who_died_where_rows_came_from_and_what_it_cost():
         "  PLS: 0.001000 added, 0.003500 in total",
         "  seconds: detect 0.25, build 1.50; together 1.75",
     ]
-
-
-def test_rows_by_origin_are_counted_over_all_shards_of_a_table():
-    def need(rows, adopted=False):
-        place = Extent(
-            table_fqn="a", table_shape=(90, 8), row_offset=rows[0], num_rows=rows[1] - rows[0], col_offset=0,
-            num_cols=8,
-        )  # fmt: skip
-        return Needed(rank=0, extent=place, bytes_per_row=4, adopted=adopted)
-
-    moved = Band((30, 50), (Source(0, 0, (0, 8)),))
-    plan = [
-        ShardSources(need((0, 30), adopted=True), ()),
-        ShardSources(need((30, 90)), (moved, Band((50, 90), ()))),
-    ]
-    assert origins(plan) == (RowOrigin(table_fqn="a", adopted=30, moved=20, lost=40),)
 
 
 def test_phases_add_up_and_never_run_backwards():

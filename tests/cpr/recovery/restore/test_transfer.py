@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr.extent import Extent
-from cpr.recovery.decide.transfer_plan import Held, Needed, lost_share, lost_share_by_rank, plan_sources
+from cpr.recovery.decide.assessment import Held, Needed
+from cpr.recovery.restore.transfer import lost_share, lost_share_by_rank, origins, plan_sources
+from cpr.recovery.run.report import RowOrigin
 
 DIM = 8
 
@@ -148,3 +150,8 @@ def test_lost_share_counts_bytes():
     assert lost_share([]) == 0.0
     both = replace(narrow, rank=2), replace(wide, rank=2)
     assert lost_share_by_rank(plan_sources([wide, narrow, *both], held_wide)) == {1: 1.0, 2: 0.25}
+
+
+def test_rows_by_origin_are_counted_over_all_shards_of_a_table():
+    plan = plan_sources([replace(needed((0, 10)), adopted=True), needed((10, 40))], [held((10, 20))])
+    assert origins(plan) == (RowOrigin(table_fqn="a", adopted=10, moved=10, lost=20),)

@@ -1,4 +1,4 @@
-"""The portion of lost samples, and who lost what."""
+"""The portion of lost samples."""
 
 import random
 from statistics import fmean, stdev
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr.recovery.run.pls import Charge, lost_workers, pls_added, pls_expected
-from cpr.recovery.run.progress import RunProgress
+from cpr.recovery.restore.pls_budget import pls_added, pls_expected
+from cpr.recovery.run.progress import Charge, RunProgress
 
 
 def test_a_lost_node_costs_its_samples_since_the_save():
@@ -20,10 +20,6 @@ def test_a_lost_node_costs_its_samples_since_the_save():
 def test_nothing_lost_costs_nothing_even_if_the_total_is_unknown():
     assert pls_added({}, 1600, 1000, None, 4) == 0.0
     assert pls_added({0: 1.0}, 1600, 1000, None, 4) is None
-
-
-def test_who_lost_what():
-    assert lost_workers(4, {0: 10, 2: 4, 3: 0}, {0: 10, 2: 16, 3: 0}) == {1: 1.0, 2: 0.75}
 
 
 def test_samples_are_lost_once():
@@ -73,8 +69,6 @@ def test_what_is_expected_is_unknown_without_saves_or_a_total():
 
 SHARES = st.dictionaries(st.integers(0, 7), st.floats(0, 1))
 SAMPLES = st.integers(0, 10**9)
-
-
 CHARGES = st.builds(Charge, st.just(8), st.just(3), st.floats(0, 1), SAMPLES, SAMPLES)
 
 
