@@ -28,9 +28,8 @@ from cpr.checkpoint.save.snapshot import RowSelection, Snapshot, select_rows, sh
 from cpr.checkpoint.save.stager import Stager, seconds_left
 from cpr.checkpoint.save.staging import StagingPool, rows_per_piece
 from cpr.checkpoint.save.writer_thread import Save, WriterThread
-from cpr.checkpoint.state.model_state import CapturedState, Heir, ModelState, Stateful
+from cpr.checkpoint.state.model_state import CapturedState, Heir, ModelState, RandomGenerators, Stateful
 from cpr.checkpoint.state.optimizer_state import OptimizerState
-from cpr.checkpoint.state.random_state import RandomGenerators
 from cpr.checkpoint.storage.base import Storage, open_storage
 from cpr.errors import (
     CheckpointError,
@@ -337,9 +336,7 @@ class Checkpointer:
         """
         self._check_open()
         storage = open_storage(uri)
-        found = load_newest(
-            storage, self._group, lambda state: self._loader.load_model(storage, state, states)
-        )
+        found = load_newest(storage, self._group, lambda state: self._loader.load(storage, state, states))
         if found is None:
             raise NothingSavedError(
                 f"nothing was ever saved in {storage.uri}: a warm start needs a run that has saved"

@@ -109,16 +109,21 @@ def on_rank(group: RankGroup, rank: int, function: Callable[[], T]) -> T:
 
 def on_all(group: RankGroup, function: Callable[[], T]) -> T:
     """Call a function on all ranks and return this rank's result; an error on any rank is raised on all."""
+    result, problems = attempt_on_all(group, function)
+    if problems:
+        raise problems[group.rank] if group.rank in problems else next(iter(problems.values()))
+    return result  # type: ignore[return-value]  # without an error there is one
+
+
+def attempt_on_all(group: RankGroup, function: Callable[[], T]) -> tuple[T | None, dict[int, Exception]]:
+    """Call a function on all ranks; returns this rank's result, and on all ranks the errors by rank."""
     result: T | None = None
     problem: Exception | None = None
     try:
         result = function()
-    except Exception as error:
+    except Exception as error:  # the other ranks wait for this rank's outcome
         problem = shareable(error)
-    problems = [found for found in group.gather(problem) if found is not None]
-    if problems:
-        raise problem or problems[0]
-    return result  # type: ignore[return-value]  # without an error there is one
+    return result, {rank: found for rank, found in enumerate(group.gather(problem)) if found is not None}
 
 
 def shareable(error: Exception) -> Exception:

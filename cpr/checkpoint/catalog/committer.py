@@ -13,7 +13,7 @@ from cpr.checkpoint.catalog.compaction import Layer, merge_row_files
 from cpr.checkpoint.catalog.resolve import on_rank_0
 from cpr.checkpoint.catalog.retention import Retention, delete_save
 from cpr.checkpoint.catalog.verify import FileEntry, verify_files
-from cpr.checkpoint.collectives import RankGroup, shareable
+from cpr.checkpoint.collectives import RankGroup, attempt_on_all
 from cpr.checkpoint.format.manifest import Kind, Manifest, StateFileEntry, save_folder
 from cpr.checkpoint.format.part import RankPart
 from cpr.checkpoint.ownership.lock import DirectoryLock
@@ -237,16 +237,16 @@ class Committer:
 
     def _verify_newest(self) -> None:
         """Read the newest state again before anything older is deleted."""
-        problem: Exception | None = None
         work = self.group.scatter(self._assign_files())
-        try:
+
+        def verify() -> None:
             for manifest, entries in zip(self.chain, work, strict=True):
                 verify_files(self.storage, manifest, entries)
-        except Exception as error:  # the other ranks wait for this rank's outcome
-            problem = shareable(error)
-        problems = [found for found in self.group.gather(problem) if found is not None]
-        if not problems:
+
+        _, failed = attempt_on_all(self.group, verify)
+        if not failed:
             return
+        problems = list(failed.values())
         advice = "the next save looks again"
         if any(isinstance(found, CorruptFileError) for found in problems):
             self._give_up_chain()

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from cpr.checkpoint.catalog.chain import (
@@ -13,7 +14,7 @@ from cpr.checkpoint.catalog.chain import (
     own_states,
     states_of_step,
 )
-from cpr.checkpoint.collectives import RankGroup, on_rank, shareable
+from cpr.checkpoint.collectives import RankGroup, attempt_on_all, on_rank
 from cpr.checkpoint.format.manifest import Manifest
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CorruptFileError, MismatchError, NoUsableStateError
@@ -86,18 +87,23 @@ def load_newest(
         newer = sorted(
             (entry for entry in rejected if entry.sequence > state.sequence), key=lambda each: each.sequence
         )
-        result, problem = _try(attempt, state)
-        problems = [found for found in group.gather(problem) if found is not None]
+        result, problems = attempt_on_all(group, partial(attempt, state))
         if not problems:
             assert result is not None
             if newer and step is None and group.rank == 0:
-                _warn_of_fallback(storage, state, newer)
+                logger.warning(
+                    "%s: fell back to save %d of step %d, because newer ones cannot be loaded: %s",
+                    storage.uri,
+                    state.sequence,
+                    state.step,
+                    "; ".join(f"save {entry.sequence}: {entry.reason}" for entry in newer),
+                )
             return state, result, newer
-        for found in problems:
+        for found in problems.values():
             if not isinstance(found, CorruptFileError | MismatchError):
                 raise found
             mismatch = mismatch or (found if isinstance(found, MismatchError) else None)
-        rejected.append(Rejected(sequence=state.sequence, reason=str(problems[0])))
+        rejected.append(Rejected(sequence=state.sequence, reason=str(next(iter(problems.values())))))
     if mismatch is not None:
         raise mismatch
     if rejected:
@@ -195,21 +201,3 @@ def _in_full_on_rank_0(group: RankGroup, look: Callable[[], T], shorten: Callabl
 
     short = on_rank_0(group, look_and_shorten)
     return found[0] if found else short
-
-
-def _try(attempt: Callable[[State], T], state: State) -> tuple[T | None, Exception | None]:
-    try:
-        return attempt(state), None
-    except Exception as error:  # the other ranks wait for this rank's outcome
-        return None, shareable(error)
-
-
-def _warn_of_fallback(storage: Storage, state: State, newer: list[Rejected]) -> None:
-    reasons = "; ".join(f"save {entry.sequence}: {entry.reason}" for entry in newer)
-    logger.warning(
-        "%s: fell back to save %d of step %d, because newer ones cannot be loaded: %s",
-        storage.uri,
-        state.sequence,
-        state.step,
-        reasons,
-    )

@@ -6,7 +6,6 @@ it has just encoded, because a bound says little about the rows of a trained tab
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -16,64 +15,35 @@ _BLOCK_WEIGHTS: Final = 2**17
 """Weights encoded at a time: with their codes they fit a core's cache."""
 
 
-@dataclass(frozen=True, eq=False)
-class Encoded:
-    """Encoded weights and the error of the encoding."""
-
-    stored: Tensor
-    """`[rows, stored width]`."""
-    max_error: float
-    """Largest absolute difference between a weight and its decoded value; 0.0 for no rows."""
-
-
-class Codec(ABC):
-    """A codec: encodes the weights of rows for storage, measures the error, and decodes them."""
-
-    name: str
-
-    @abstractmethod
-    def stored_as(self, dtype: torch.dtype, num_cols: int) -> tuple[torch.dtype, int]:
-        """Data type and width of a stored row; uint8 means bytes that only the codec can decode."""
-
-    @abstractmethod
-    def encode(self, weights: Tensor) -> Encoded:
-        """Encode rows of weights and measure the error.
-
-        Args:
-            weights: `[rows, cols]`, the table's dtype, on the CPU.
-
-        Raises:
-            ValueError: the codec cannot represent a value; names the row and what to do.
-        """
-
-    @abstractmethod
-    def decode(self, stored: Tensor, dtype: torch.dtype, num_cols: int) -> Tensor:
-        """Decode to the table's form, `[rows, num_cols]` of `dtype`. May return a view of `stored`."""
-
-
-class Exact(Codec):
-    """Stores the table's own dtype, bit for bit."""
+class Codec:
+    """Encodes the weights of rows for storage, measures the error, and decodes them; `exact` keeps all."""
 
     name = "exact"
 
     def stored_as(self, dtype: torch.dtype, num_cols: int) -> tuple[torch.dtype, int]:
-        """See `Codec.stored_as`."""
+        """Data type and width of a stored row; uint8 means bytes that only the codec can decode."""
         return dtype, num_cols
 
-    def encode(self, weights: Tensor) -> Encoded:
-        """See `Codec.encode`; copies nothing."""
-        return Encoded(weights, 0.0)
+    def encode(self, weights: Tensor) -> tuple[Tensor, float]:
+        """Encode rows of weights, `[rows, cols]` of the table's dtype on the CPU.
+
+        Returns:
+            The stored form, `[rows, stored width]`, and the largest absolute error of a weight, 0.0 for none.
+
+        Raises:
+            ValueError: the codec cannot represent a value; names the row and what to do.
+        """
+        return weights, 0.0
 
     def decode(self, stored: Tensor, dtype: torch.dtype, num_cols: int) -> Tensor:
-        """See `Codec.decode`; copies nothing."""
+        """Decode to the table's form, `[rows, num_cols]` of `dtype`. May return a view of `stored`."""
         return stored
 
 
-class _Lossy(Codec):
+class _Lossy(Codec, ABC):
     """Base of codecs that change weights; encodes and measures in blocks that fit a core's cache."""
 
-    def encode(self, weights: Tensor) -> Encoded:
-        """See `Codec.encode`."""
+    def encode(self, weights: Tensor) -> tuple[Tensor, float]:
         num_rows, num_cols = weights.shape
         stored_dtype, width = self.stored_as(weights.dtype, num_cols)
         stored, max_error = torch.empty(num_rows, width, dtype=stored_dtype), 0.0
@@ -86,7 +56,7 @@ class _Lossy(Codec):
                 codes, error = self._encode_unusual(block, codes, begin)
             stored[begin : begin + rows_per_block] = codes
             max_error = max(max_error, error)
-        return Encoded(stored, max_error)
+        return stored, max_error
 
     @abstractmethod
     def _encode_block(self, weights: Tensor) -> Tensor:
@@ -100,7 +70,7 @@ class _Lossy(Codec):
         """
 
 
-class Cast(_Lossy):
+class _Cast(_Lossy):
     """Casts weights to another float type.
 
     Finite values beyond its range become its largest value with their sign, which `max_error` shows;
@@ -112,17 +82,14 @@ class Cast(_Lossy):
         self._dtype = dtype
 
     def stored_as(self, dtype: torch.dtype, num_cols: int) -> tuple[torch.dtype, int]:
-        """See `Codec.stored_as`."""
         return self._dtype, num_cols
 
-    def encode(self, weights: Tensor) -> Encoded:
-        """See `Codec.encode`; never raises."""
+    def encode(self, weights: Tensor) -> tuple[Tensor, float]:
         if torch.promote_types(weights.dtype, self._dtype) == self._dtype:
-            return Encoded(weights.to(self._dtype), 0.0)
+            return weights.to(self._dtype), 0.0
         return super().encode(weights)
 
     def decode(self, stored: Tensor, dtype: torch.dtype, num_cols: int) -> Tensor:
-        """See `Codec.decode`."""
         return stored.to(dtype)
 
     def _encode_block(self, weights: Tensor) -> Tensor:
@@ -136,7 +103,7 @@ class Cast(_Lossy):
         return codes, _max_error(weights[finite], codes[finite].to(weights.dtype))
 
 
-class Quantised(_Lossy):
+class _Quantised(_Lossy):
     """Row-wise quantisation by FBGEMM: small integers with a scale and a bias for each row.
 
     8 bits: one byte per weight, then scale and bias as float32; a row of equal values is exact.
@@ -156,11 +123,9 @@ class Quantised(_Lossy):
         self.name, self._bits = f"int{bits}", bits
 
     def stored_as(self, dtype: torch.dtype, num_cols: int) -> tuple[torch.dtype, int]:
-        """See `Codec.stored_as`."""
         return torch.uint8, num_cols + 8 if self._bits == 8 else -(-num_cols // 4) * 2 + 4
 
     def decode(self, stored: Tensor, dtype: torch.dtype, num_cols: int) -> Tensor:
-        """See `Codec.decode`."""
         operators = torch.ops.fbgemm
         if self._bits == 8:
             weights: Tensor = operators.Fused8BitRowwiseQuantizedToFloat(stored)
@@ -196,15 +161,15 @@ def codec_named(name: str) -> Codec:
     """Make the codec of this name, one of `CODECS`; raises ValueError for any other."""
     match name:
         case "exact":
-            return Exact()
+            return Codec()
         case "fp32":
-            return Cast(name, torch.float32)
+            return _Cast(name, torch.float32)
         case "fp16":
-            return Cast(name, torch.float16)
+            return _Cast(name, torch.float16)
         case "int8":
-            return Quantised(8)
+            return _Quantised(8)
         case "int4":
-            return Quantised(4)
+            return _Quantised(4)
     raise ValueError(f"there is no codec {name!r}; choose one of {', '.join(CODECS)}")
 
 

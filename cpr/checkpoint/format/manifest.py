@@ -8,7 +8,7 @@ A full checkpoint is called a base, a delta checkpoint (the rows that changed) a
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, ClassVar, Final, Literal
 
@@ -86,24 +86,16 @@ class ChunkEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowFileEntry:
-    """An Arrow IPC file with rows of one shard and their optimizer state."""
+class RowFileEntry(Extent):
+    """An Arrow IPC file with rows of one shard, of this extent, and their optimizer state."""
 
     path: str
     """Relative to the save's folder."""
     num_bytes: int
     digest: str
     """XXH3-128 of the whole file."""
-    table_fqn: str
-    table_shape: tuple[int, int]
-    """Rows and columns of the whole table."""
     columns: Mapping[str, ColumnEntry]
     """Columns of the file, in its order: `row` (row ids; row saves only), `weights`, the optimizer states."""
-    row_offset: int
-    """First row of the shard in the table."""
-    num_rows: int
-    col_offset: int
-    num_cols: int
     codec: str
     """Codec of the weights, see `cpr.checkpoint.format.codecs`. Optimizer state is never encoded."""
     max_error: float
@@ -117,14 +109,7 @@ class RowFileEntry:
     @property
     def extent(self) -> Extent:
         """Rows and columns of the table that the file's shard covers."""
-        return Extent(
-            table_fqn=self.table_fqn,
-            table_shape=self.table_shape,
-            row_offset=self.row_offset,
-            num_rows=self.num_rows,
-            col_offset=self.col_offset,
-            num_cols=self.num_cols,
-        )
+        return Extent(**{each.name: getattr(self, each.name) for each in fields(Extent)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +172,7 @@ class Manifest:
     @property
     def path(self) -> str:
         """Path of the manifest.json, relative to the checkpoint directory."""
-        return manifest_path(self.sequence, self.epoch)
+        return f"{self.folder}/manifest.json"
 
     @property
     def file_digest(self) -> str:
@@ -338,11 +323,6 @@ def _check_chunks(entry: RowFileEntry, kind: Kind) -> None:
 def save_folder(sequence: int, epoch: int = 0) -> str:
     """Folder of a save, relative to the checkpoint directory. No two owners ever write to the same folder."""
     return f"{SAVES}/{sequence:08d}" + (f"-{epoch}" if epoch else "")
-
-
-def manifest_path(sequence: int, epoch: int = 0) -> str:
-    """Path of a save's manifest, relative to the checkpoint directory."""
-    return f"{save_folder(sequence, epoch)}/manifest.json"
 
 
 def numbers_of(name: str) -> tuple[int, int] | None:

@@ -112,16 +112,11 @@ class RowFileWriter:
             raise ValueError(f"{path} lacks rows {self._next_row} to {end - 1} of {self._shard.table_fqn}")
         self._arrow.close()
         return RowFileEntry(
+            **vars(self._shard),
             path=path,
             num_bytes=self._file.num_bytes,
             digest=self._file.digest(),
-            table_fqn=self._shard.table_fqn,
-            table_shape=self._shard.table_shape,
             columns=self._entries,
-            row_offset=self._shard.row_offset,
-            num_rows=self._shard.num_rows,
-            col_offset=self._shard.col_offset,
-            num_cols=self._shard.num_cols,
             codec=self._codec.name,
             max_error=self._max_error,
             first_step=first_step,
@@ -131,12 +126,12 @@ class RowFileWriter:
 
     def _encode(self, rows: RowBatch) -> Tensor:
         try:
-            encoded = self._codec.encode(rows.columns[WEIGHTS])
+            stored, max_error = self._codec.encode(rows.columns[WEIGHTS])
         except ValueError as error:
             first, table = rows.first_row, self._shard.table_fqn
             raise ValueError(f"table {table}, rows from {first} on: {error}") from error
-        self._max_error = max(self._max_error, encoded.max_error)
-        return encoded.stored
+        self._max_error = max(self._max_error, max_error)
+        return stored
 
     def _check_columns(self, rows: RowBatch) -> None:
         table = self._shard.table_fqn

@@ -4,7 +4,6 @@ Exporters need to know nothing about shards, chains and codecs. A table that is 
 windows of rows, each in its newest version.
 """
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -50,15 +49,6 @@ class TableColumn:
     def bytes_per_row(self) -> int:
         """Bytes of one row."""
         return int(np.prod(self.shape[1:], dtype=int)) * self.dtype.itemsize
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class RowWindow:
-    """Consecutive rows of a table."""
-
-    first_row: int
-    columns: dict[str, Tensor]
-    """Columns by name, `[num_rows, ...]`."""
 
 
 class FullModel:
@@ -110,8 +100,10 @@ class FullModel:
             return parts
         return [(0, entry.cols)]
 
-    def window(self, table_fqn: str, first_row: int, part: tuple[int, int] | None = None) -> RowWindow:
-        """Read the window that begins with a row.
+    def window(
+        self, table_fqn: str, first_row: int, part: tuple[int, int] | None = None
+    ) -> dict[str, Tensor]:
+        """Read the columns of the window that begins with a row, by name, `[num_rows, ...]`.
 
         Args:
             table_fqn: of the table.
@@ -136,12 +128,7 @@ class FullModel:
             counters={name: torch.zeros((), dtype=torch.float64) for name in entry.counters},
         )
         load_shards(self._storage, self._state, [shard])
-        return RowWindow(first_row=first_row, columns=values)
-
-    def windows(self, table_fqn: str) -> Iterator[RowWindow]:
-        """Read all rows of a table, in order."""
-        for first_row in self.starts(table_fqn):
-            yield self.window(table_fqn, first_row)
+        return values
 
     def _read_rest(self) -> dict[str, Any]:
         notes = {}

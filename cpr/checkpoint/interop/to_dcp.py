@@ -8,7 +8,6 @@ a table that is split by columns is saved once for each part, one after the othe
 import io
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,18 +19,12 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from cpr.checkpoint.interop.full_model import FullModel, RowWindow, TableColumn
+from cpr.checkpoint.interop.full_model import FullModel, TableColumn
 from cpr.checkpoint.interop.json_tree import TreePath, flat_name
 
 
 def write_dcp(model: FullModel, folder: Path, progress: Callable[[int], object]) -> None:
-    """Write tables (in pieces of `WINDOW_BYTES`), their optimizer states and all other tensors.
-
-    Args:
-        model: what to write.
-        folder: an empty one.
-        progress: called with the bytes of table rows written since the last call.
-    """
+    """Write tables (in pieces of `WINDOW_BYTES`), their optimizer states and all other tensors."""
     # One thread that copies nothing ahead takes the pieces in the order of the plan, one at a time.
     writer = FileSystemWriter(folder, thread_count=1, per_thread_copy_ahead=0)
     with warnings.catch_warnings():
@@ -50,14 +43,8 @@ def _cause(error: BaseException) -> BaseException:
     return first if isinstance(first, OSError) else error
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """The rows of a write item: column, first row, and columns of the part."""
-
-    column: TableColumn
-    first_row: int
-    part: tuple[int, int]
-    """First column and number of columns."""
+_Window = tuple[str, int, tuple[int, int]]
+"""Table, first row, and the first column and number of columns of the part."""
 
 
 class _Planner(DefaultSavePlanner):
@@ -67,12 +54,12 @@ class _Planner(DefaultSavePlanner):
         super().__init__()
         self._model = model
         self._progress = progress
-        self._pieces: dict[MetadataIndex, _Piece] = {}
+        self._pieces: dict[MetadataIndex, tuple[_Window, str]] = {}
         self._tensors = {flat_name(path): tensor for path, tensor in model.tensors.items()}
-        self._window: tuple[tuple[str, int, tuple[int, int]], RowWindow] | None = None
+        self._window: tuple[_Window, dict[str, Tensor]] | None = None
 
     def create_local_plan(self) -> SavePlan:
-        items = [*self._table_items(), *(_item(name, tensor) for name, tensor in self._tensors.items())]
+        items = [*self._table_items(), *map(self._tensor_item, self._tensors)]
         paths: list[TreePath] = list(self._model.tensors)
         paths += [column.path for columns in self._model.tables.values() for column in columns]
         self.plan = SavePlan(items, planner_data={flat_name(path): path for path in paths})
@@ -82,13 +69,17 @@ class _Planner(DefaultSavePlanner):
         piece = self._pieces.get(write_item.index)
         if piece is None:
             return self._tensors[write_item.index.fqn].contiguous()
-        place = (piece.column.table_fqn, piece.first_row, piece.part)
+        place, name = piece
         if self._window is None or self._window[0] != place:
             self._window = None  # freed before the next one is read, so that only one is in memory
             self._window = (place, self._model.window(*place))
-        rows = self._window[1].columns[piece.column.name]
+        rows = self._window[1][name]
         self._progress(rows.nbytes)
         return rows
+
+    def _tensor_item(self, name: str) -> WriteItem:
+        tensor = self._tensors[name]
+        return _shard_item(name, tensor.dtype, tensor.shape, (0,) * tensor.dim(), tensor.shape)
 
     def _table_items(self) -> Iterator[WriteItem]:
         """Write items of all tables, window by window; the columns of a window follow each other."""
@@ -98,7 +89,7 @@ class _Planner(DefaultSavePlanner):
                 for first_row in starts:
                     for column in columns:
                         item = _rows_item(column, first_row, starts.step, number, parts)
-                        self._pieces[item.index] = _Piece(column, first_row, part)
+                        self._pieces[item.index] = (table_fqn, first_row, part), column.name
                         yield item
 
 
@@ -114,11 +105,6 @@ def _rows_item(
         return _shard_item(name, column.dtype, shape, (offset,), (num_rows,))
     col_offset, num_cols = parts[number]
     return _shard_item(name, column.dtype, column.shape, (first_row, col_offset), (num_rows, num_cols))
-
-
-def _item(name: str, tensor: Tensor) -> WriteItem:
-    offsets = (0,) * tensor.dim()
-    return _shard_item(name, tensor.dtype, tensor.shape, offsets, tensor.shape)
 
 
 def _shard_item(

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from cpr.checkpoint.interop.full_model import FullModel, RowWindow, TableColumn
+from cpr.checkpoint.interop.full_model import FullModel, TableColumn
 
 FILE_WINDOWS: Final = 16
 """Windows in a file, each a row group: about 1 GiB per file."""
@@ -26,13 +26,7 @@ _WIDENED: Final = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def write_parquet(model: FullModel, folder: Path, progress: Callable[[int], object]) -> None:
-    """Write all tables.
-
-    Args:
-        model: what to write.
-        folder: an empty one.
-        progress: called with the bytes of table rows written since the last call.
-    """
+    """Write all tables."""
     for table_fqn, columns in model.tables.items():
         (folder / table_fqn).mkdir()
         schema = _schema(columns)
@@ -42,37 +36,28 @@ def write_parquet(model: FullModel, folder: Path, progress: Callable[[int], obje
             with _writer(path, schema) as writer:
                 for first_row in starts[at : at + FILE_WINDOWS]:
                     window = model.window(table_fqn, first_row)
-                    writer.write_table(_rows(window, columns, schema))
-                    progress(sum(rows.nbytes for rows in window.columns.values()))
+                    writer.write_table(_rows(window, first_row, schema))
+                    progress(sum(rows.nbytes for rows in window.values()))
 
 
 def _schema(columns: Sequence[TableColumn]) -> pa.Schema:
     fields = [pa.field("row", pa.int64(), nullable=False)]
     for column in columns:
         value = pa.from_numpy_dtype(_widen(torch.empty(0, dtype=column.dtype)).numpy().dtype)
-        kind = (
-            pa.list_(pa.field("element", value, nullable=False), column.shape[1])
-            if column.shape[1:]
-            else value
-        )
-        fields.append(pa.field(column.name, kind, nullable=False))
+        if column.shape[1:]:
+            value = pa.list_(pa.field("element", value, nullable=False), column.shape[1])
+        fields.append(pa.field(column.name, value, nullable=False))
     return pa.schema(fields)
 
 
-def _rows(window: RowWindow, columns: Sequence[TableColumn], schema: pa.Schema) -> pa.Table:
-    num_rows = window.columns["weights"].shape[0]
-    arrays = [pa.array(np.arange(window.first_row, window.first_row + num_rows))]
-    for column in columns:
-        kind = schema.field(column.name).type
-        arrays.append(_array(window.columns[column.name], kind))
+def _rows(window: dict[str, Tensor], first_row: int, schema: pa.Schema) -> pa.Table:
+    arrays = [pa.array(np.arange(first_row, first_row + len(window["weights"])))]
+    for field in list(schema)[1:]:
+        values = pa.array(_widen(window[field.name]).reshape(-1).numpy())
+        if pa.types.is_fixed_size_list(field.type):
+            values = pa.FixedSizeListArray.from_arrays(values, type=field.type)
+        arrays.append(values)
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _array(values: Tensor, kind: pa.DataType) -> pa.Array:
-    flat = pa.array(_widen(values).reshape(-1).numpy())
-    if not pa.types.is_fixed_size_list(kind):
-        return flat
-    return pa.FixedSizeListArray.from_arrays(flat, type=kind)
 
 
 def _widen(values: Tensor) -> Tensor:

@@ -65,11 +65,6 @@ class _Place:
 def write_safetensors(model: FullModel, folder: Path, progress: Callable[[int], object]) -> None:
     """Write tables, their optimizer states and all other tensors.
 
-    Args:
-        model: what to write.
-        folder: an empty one.
-        progress: called with the bytes of table rows written since the last call.
-
     Raises:
         ValueError: a tensor has a data type that safetensors lacks.
     """
@@ -81,10 +76,11 @@ def write_safetensors(model: FullModel, folder: Path, progress: Callable[[int], 
         for path, tensor in model.tensors.items():
             places[flat_name(path)].write(tensor)
         for table_fqn, each in model.tables.items():
-            for window in model.windows(table_fqn):
+            for first_row in model.starts(table_fqn):
+                window = model.window(table_fqn, first_row)
                 for column in each:
-                    rows = window.columns[column.name]
-                    places[flat_name(column.path)].write(rows, window.first_row * column.bytes_per_row)
+                    rows = window[column.name]
+                    places[flat_name(column.path)].write(rows, first_row * column.bytes_per_row)
                     progress(rows.nbytes)
 
 

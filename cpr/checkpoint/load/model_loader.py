@@ -1,7 +1,7 @@
 """Loads a saved state into a model, its optimizers and its registered states: on all ranks or on none."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -17,8 +17,6 @@ from cpr.shards import create_state
 from cpr.shards.optimizers import forget_state, stateful_parameters
 from cpr.shards.shard import TableShard
 
-T = TypeVar("T")
-
 
 class ModelLoader:
     """Replaces the live state of a model by saved ones. All ranks call its methods together, unless noted."""
@@ -32,8 +30,14 @@ class ModelLoader:
     ) -> None:
         self._group, self._shards, self._optimizers, self._state = group, shards, optimizers, state
 
-    def load(self, storage: Storage, state: State) -> tuple[int, int]:
-        """Load a state with all registered states; returns the bytes read by this rank and the steps done.
+    def load(self, storage: Storage, state: State, names: Collection[str] | None = None) -> tuple[int, int]:
+        """Load a state; returns the bytes read by this rank and the steps done when it was saved.
+
+        Args:
+            storage: the checkpoint directory.
+            state: to load.
+            names: of the registered states to load besides tables and dense parameters, all of them common to
+                the ranks; None: load everything, per-rank states too.
 
         Raises:
             MismatchError, CorruptFileError: a rank cannot load the state; unless rows were already being
@@ -42,38 +46,26 @@ class ModelLoader:
 
         def read() -> tuple[Any, Any, list[Any]]:
             common, own, gone = self.read_common(storage, state), None, []
-            if self.has_same_ranks(state):
+            if names is None and self.has_same_ranks(state):
                 own = read_state_file(storage, state, self._group.rank)
-            elif self._state.has_heirs:  # the states of all former ranks are dealt out evenly
+            elif names is None and self._state.has_heirs:  # those of all former ranks are dealt out evenly
                 ranks = range(self._group.rank, state.newest.world_size, self._group.world_size)
                 gone = [read_state_file(storage, state, rank) or {} for rank in ranks]
-            self._state.check(common)
+            self._state.check(common, names)
             return common, own, gone
 
         common, own, gone = on_all(self._group, read)
-        return self._replace(storage, state, lambda: self._state.apply(common, own, gone))
 
-    def load_model(self, storage: Storage, state: State, names: Collection[str]) -> int:
-        """Load tables, dense parameters and the named registered states; returns the bytes read.
+        def apply() -> int:
+            if names is None:
+                return self._state.apply(common, own, gone)
+            self._state.apply_common(common, names)
+            return int(common["steps_done"])
 
-        Raises:
-            MismatchError, CorruptFileError: as `load`.
-        """
-
-        def read() -> Any:
-            common = self.read_common(storage, state)
-            self._state.check(common, names)
-            return common
-
-        common = on_all(self._group, read)
-        return self._replace(storage, state, lambda: self._state.apply_common(common, names))[0]
+        return self._replace(storage, state, apply)
 
     def load_part(self, storage: Storage, state: State, shards: Sequence[TableShard]) -> int:
-        """Load some shards of this rank alone; not collective. Returns the bytes read.
-
-        Raises:
-            MismatchError, CorruptFileError: as `load_shards`.
-        """
+        """Load some shards of this rank alone, see `load_shards`; not collective."""
         self.create_optimizer_state(_columns_in(state))
         with torch.no_grad():
             return load_shards(storage, state, shards)
@@ -100,12 +92,8 @@ class ModelLoader:
             raise CorruptFileError(f"save {state.sequence} of {storage.uri} has no state of the run")
         return common
 
-    def _replace(self, storage: Storage, state: State, apply: Callable[[], T]) -> tuple[int, T]:
-        """Load tables, and everything else by `apply`; a refusal on any rank changes nothing on any rank.
-
-        Returns:
-            The bytes of tables that this rank has read, and the result of `apply`.
-        """
+    def _replace(self, storage: Storage, state: State, apply: Callable[[], int]) -> tuple[int, int]:
+        """Load tables, and the rest by `apply`; a refusal on any rank changes nothing on any rank."""
         made = [stateful_parameters(optimizer) for optimizer in self._optimizers]
 
         def check() -> int:

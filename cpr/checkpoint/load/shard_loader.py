@@ -4,7 +4,7 @@ Every chunk of a row file names its rows and columns, and goes to all local shar
 other chunk is read, and none is copied whose digest differs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import State
-from cpr.checkpoint.format.manifest import digest
+from cpr.checkpoint.catalog.cover import check_cover
+from cpr.checkpoint.format.manifest import TableEntry, digest
+from cpr.checkpoint.format.part import table_entry
 from cpr.checkpoint.format.tree_file import decode_state
-from cpr.checkpoint.load.fit import check_fit
 from cpr.checkpoint.load.reading import Read, plan_reads, run_reads
 from cpr.checkpoint.load.scatter import Target
 from cpr.checkpoint.storage.base import Storage
-from cpr.errors import CorruptFileError
+from cpr.errors import CorruptFileError, MismatchError
 from cpr.shards.shard import TableShard
 
 
@@ -134,3 +135,49 @@ def _writing(shards: Sequence[TableShard]) -> Iterator[None]:
     finally:
         for shard in shards:
             shard.invalidate()
+
+
+def check_fit(state: State, shard: TableShard) -> None:
+    """Refuse a state of another model, and one that does not hold each row of the shard exactly once.
+
+    Raises:
+        MismatchError: the table is missing in the state, or has other rows, columns, data types or optimizer
+            states; names the table and both values.
+        CorruptFileError: some of the shard's rows are missing in the base, or in two files of a save.
+    """
+    path = state.newest.path
+    saved = state.newest.tables.get(shard.table_fqn)
+    if saved is None:
+        raise MismatchError(
+            f"{path} has no table {shard.table_fqn}; it has {_listed(state.newest.tables)}. Load it into the "
+            "model that it was saved from, or give this model a checkpoint directory of its own"
+        )
+    _check_table(shard, saved, path)
+    for save in state.saves:
+        check_cover(save, shard.extent)
+
+
+def _check_table(shard: TableShard, saved: TableEntry, path: str) -> None:
+    live = table_entry(shard)
+    differences = [
+        ("size", f"{live.rows} x {live.cols}", f"{saved.rows} x {saved.cols}"),
+        ("columns", _columns(live), _columns(saved)),
+    ]
+    for what, here, there in differences:
+        if here != there:
+            raise MismatchError(
+                f"table {shard.table_fqn}: its {what} in this model: {here}; in {path}: {there}. Build the "
+                "model with the tables, data types and optimizer it was saved with (see `cpr describe`), "
+                "or give this model a checkpoint directory of its own"
+            )
+
+
+def _columns(table: TableEntry) -> str:
+    return _listed(
+        f"{name} ({column.dtype} per {'row' if column.per_row else 'element'})"
+        for name, column in table.columns.items()
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -147,22 +147,22 @@ class Stager:
                 if seconds_left(deadline) == 0:
                     _run_out(job)
                     break
-                buffer = self._pool.acquire(wait=False)
+                buffer = self._pool.acquire()
                 # Without a free buffer the writer must get all that is ready, or it could release none.
                 if buffer is None or len(ready) * PIECE_BYTES >= HANDOVER_BYTES:
-                    job.save.feed_all(ready)
+                    _hand_over(ready, job)
                 if buffer is None and wait:
-                    buffer = self._pool.acquire(timeout_s=POLL_S)
+                    buffer = self._pool.acquire(POLL_S)
                 elif buffer is None:
                     break
                 if buffer is not None:
                     ready.append(self._piece(job, buffer, step))
                     copied += buffer.numel()
         except BaseException as error:
-            job.save.feed_all(ready)
+            _hand_over(ready, job)
             self._end(job, describe(error))
             raise
-        job.save.feed_all(ready)
+        _hand_over(ready, job)
         if job.is_copied or job.given_up.is_set():
             self._end(job)
 
@@ -179,11 +179,16 @@ class Stager:
             return
         self._job = None
         if problem is None and job.is_copied:
-            job.save.feed(job.states)
+            job.save.items.put(job.states)
         else:
             late = "copying took longer than it was given"
             ended = "training ended before everything was copied"
-            job.save.cancel(problem or (late if job.save.is_out_of_time else ended))
+            job.save.items.put(problem or (late if job.save.is_out_of_time else ended))
+
+
+def _hand_over(pieces: list[StagedRows], job: _Job) -> None:
+    while pieces:
+        job.save.items.put(pieces.pop(0))
 
 
 def _run_out(job: _Job) -> None:

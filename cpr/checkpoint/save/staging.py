@@ -42,17 +42,14 @@ class StagingPool:
                 self._num_made += 1
             self.release(self._make())
 
-    def acquire(self, wait: bool = True, timeout_s: float | None = None) -> Tensor | None:
+    def acquire(self, timeout_s: float = 0.0) -> Tensor | None:
         """Take a buffer, uint8 `[PIECE_BYTES]`; None if none is free, or becomes free in time."""
         with self._changed:
-            if not self._free and self._num_made < self.num_buffers:
-                self._num_made += 1
-                make = True
-            elif self._free or (wait and self._changed.wait_for(lambda: bool(self._free), timeout_s)):
-                return self._free.pop()
-            else:
-                make = False
-        return self._make() if make else None  # outside of the lock, as touching fresh pages takes long
+            if self._free or self._num_made == self.num_buffers:
+                is_free = self._changed.wait_for(lambda: bool(self._free), timeout_s)
+                return self._free.pop() if is_free else None
+            self._num_made += 1
+        return self._make()  # outside of the lock, as touching fresh pages takes long
 
     def release(self, buffer: Tensor) -> None:
         """Return a buffer."""

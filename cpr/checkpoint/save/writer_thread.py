@@ -57,7 +57,8 @@ class Save:
         self._began = time.perf_counter()
         self._settled = threading.Event()
         self._over = threading.Event()
-        self._feed: queue.SimpleQueue[StagedRows | CapturedState | str] = queue.SimpleQueue()
+        self.items: queue.SimpleQueue[StagedRows | CapturedState | str] = queue.SimpleQueue()
+        """What to write: rows, then the state that ends them, or the problem for which the save fails."""
 
     @property
     def done(self) -> bool:
@@ -83,23 +84,6 @@ class Save:
     def wait_until_over(self, timeout_s: float | None = None) -> bool:
         """Wait until `is_over`; returns `is_over`."""
         return self._over.wait(timeout_s)
-
-    def feed(self, item: StagedRows | CapturedState) -> None:
-        """Append an item to the queue; a `CapturedState` is the last one."""
-        self._feed.put(item)
-
-    def feed_all(self, pieces: list[StagedRows]) -> None:
-        """Append rows to the queue, and empty the list."""
-        while pieces:
-            self._feed.put(pieces.pop(0))
-
-    def cancel(self, problem: str) -> None:
-        """End the queue with a problem, for which the save fails."""
-        self._feed.put(problem)
-
-    def take(self) -> StagedRows | CapturedState | str:
-        """Take the next item of the queue; a text is the problem that ended it."""
-        return self._feed.get()
 
     def commit(self, manifest: Manifest, longest_blocked_s: float) -> None:
         """Note that the save is committed."""
@@ -133,7 +117,7 @@ class WriterThread:
         self._thread.start()
 
     def start(self, save: Save) -> None:
-        """Start a save; its rows follow by `Save.feed`."""
+        """Start a save; its rows follow in `Save.items`."""
         self._queue.put(save)
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -228,7 +212,7 @@ class WriterThread:
             The states that ended the queue, None if it was cancelled; and the problem, None if there is none.
         """
         while True:
-            item = save.take()
+            item = save.items.get()
             if isinstance(item, str):
                 writer.abandon()
                 return None, problem or item

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from cpr.checkpoint.catalog.describe import describe
 from cpr.checkpoint.catalog.verify import verify
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
-from cpr.checkpoint.format.manifest import digest, manifest_path, save_folder
+from cpr.checkpoint.format.manifest import digest, save_folder
 from cpr.errors import CheckpointError, CorruptFileError
 from tests.cpr.checkpoint.runs import Run, assert_same
-from tests.cpr.checkpoint.saves import MemoryStorage
+from tests.cpr.checkpoint.saves import MemoryStorage, manifest_path
 
 SAVES = 4
 EPOCH = 1

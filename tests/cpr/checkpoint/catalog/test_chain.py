@@ -9,10 +9,10 @@ import pytest
 from cpr.checkpoint.catalog.chain import READERS, State, find_states, own_states
 from cpr.checkpoint.catalog.describe import describe
 from cpr.checkpoint.catalog.verify import verify
-from cpr.checkpoint.format.manifest import ColumnEntry, Manifest, TableEntry, manifest_path
+from cpr.checkpoint.format.manifest import ColumnEntry, Manifest, TableEntry
 from cpr.checkpoint.interop.export import export
 from cpr.errors import CheckpointError, CorruptFileError
-from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard
+from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, manifest_path
 from tests.cpr.checkpoint.saves import save as save_shards
 
 TABLE = TableEntry(rows=100, cols=8, columns={"weights": ColumnEntry(dtype="float32", per_row=False)})

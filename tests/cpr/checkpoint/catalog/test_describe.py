@@ -8,9 +8,9 @@ import torch
 
 from cpr.checkpoint.catalog.describe import describe
 from cpr.checkpoint.catalog.describe_text import CHAIN_LINES, TABLE_LINES, as_text
-from cpr.checkpoint.format.manifest import manifest_path, save_folder
+from cpr.checkpoint.format.manifest import save_folder
 from cpr.checkpoint.ownership.lock import DirectoryLock
-from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, randomise, save
+from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, manifest_path, randomise, save
 
 NOW = datetime(2026, 1, 1, 3, tzinfo=UTC)
 

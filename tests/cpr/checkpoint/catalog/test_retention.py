@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from cpr.checkpoint.catalog.chain import find_states
 from cpr.checkpoint.catalog.retention import Retention, delete_save
-from cpr.checkpoint.format.manifest import manifest_path, save_folder
-from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, save
+from cpr.checkpoint.format.manifest import save_folder
+from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, manifest_path, save
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

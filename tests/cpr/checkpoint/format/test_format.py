@@ -8,9 +8,8 @@ import torch
 
 from cpr.checkpoint.format import manifest
 from cpr.checkpoint.format.codecs import CODECS
-from cpr.checkpoint.format.manifest import manifest_path
 from cpr.checkpoint.storage.local import LocalStorage
-from tests.cpr.checkpoint.saves import make_shard, randomise, save
+from tests.cpr.checkpoint.saves import make_shard, manifest_path, randomise, save
 
 PAGE = (Path(manifest.__file__).parent / "FORMAT.md").read_text()
 

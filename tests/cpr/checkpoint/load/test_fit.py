@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cpr.checkpoint.catalog.chain import State, find_states
-from cpr.checkpoint.load.fit import check_fit
+from cpr.checkpoint.load.shard_loader import check_fit
 from cpr.errors import CorruptFileError, MismatchError
 from cpr.shards.shard import TableShard
 from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, save

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from cpr.checkpoint.format.manifest import manifest_path
 from cpr.checkpoint.ownership import lock as lock_module
 from cpr.checkpoint.ownership.lock import DirectoryLock
 from cpr.checkpoint.ownership.records import OWNERS, Claimant, Owner, fence, newest_owner, write_owner
@@ -23,6 +22,7 @@ from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import AlreadyFinishedError, CheckpointError, LockedError, SupersededError
 from cpr.faults.storages import FaultyStorage
 from cpr.processes import Process
+from tests.cpr.checkpoint.saves import manifest_path
 
 REPO = Path(__file__).parents[4]
 SHORT = timedelta(seconds=0.1)

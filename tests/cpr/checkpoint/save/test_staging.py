@@ -11,7 +11,7 @@ from cpr.checkpoint.save.staging import ALIGNMENT, PIECE_BYTES, StagingPool, pla
 def test_the_pool_never_holds_more_than_its_ceiling():
     pool = StagingPool(3 * PIECE_BYTES + 5)
     buffers = [pool.acquire() for _ in range(3)]
-    assert pool.acquire(wait=False) is None
+    assert pool.acquire() is None
     assert pool.acquire(timeout_s=0.01) is None
     assert pool._num_made == 3
     pool.release(buffers[0])
