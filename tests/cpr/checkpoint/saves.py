@@ -79,7 +79,9 @@ def manifest_path(sequence: int, epoch: int = 0) -> str:
     return f"{save_folder(sequence, epoch)}/manifest.json"
 
 
-def commit(storage: MemoryStorage, sequence: int, parent: Manifest | None = None, **fields: Any) -> Manifest:
+def commit(
+    storage: MemoryStorage, sequence: int, parent: Manifest | None = None, /, **fields: Any
+) -> Manifest:
     """Write a manifest: a base, or a row save on `parent`; `fields` override what it says."""
     manifest = Manifest(
         **{

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import stat
 import threading
 import time
@@ -25,7 +24,6 @@ from cpr.checkpoint.storage.base import open_storage
 from cpr.errors import (
     CheckpointError,
     CorruptFileError,
-    LockedError,
     MismatchError,
     NothingSavedError,
     NoUsableStateError,
@@ -96,20 +94,6 @@ def test_the_umask_decides_who_may_read_a_checkpoint(start, tmp_path, umask):
         assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~umask, path
 
 
-def test_training_resumes_bit_for_bit(start):
-    run = start()
-    run.train(3)
-    run.checkpointer.save("consistent")
-    run.train(4)
-    expected = run.values()
-    run.checkpointer.close()
-
-    again = start()
-    again.checkpointer.load()
-    again.train(4)
-    assert_same(again.values(), expected)
-
-
 def test_a_warm_start_loads_the_model_and_the_named_states_and_only_reads(start, tmp_path):
     other = start("other")
     other.save(3)
@@ -131,18 +115,6 @@ def test_a_warm_start_loads_the_model_and_the_named_states_and_only_reads(start,
         run.checkpointer.warm_start(str(tmp_path / "empty"), [])
     with pytest.raises(MismatchError, match="'loader' is registered"):
         run.checkpointer.warm_start(str(tmp_path / "other"), ["loader"])
-
-
-def test_random_generators_are_restored(start):
-    run = start()
-    run.checkpointer.save("consistent")
-    run.checkpointer.close()
-    expected = torch.rand(5)
-
-    again = start()
-    torch.manual_seed(99)
-    again.checkpointer.load()
-    assert torch.equal(torch.rand(5), expected)
 
 
 def test_a_rolling_save_takes_a_piece_a_step_and_says_which_steps(start, small_pieces):
@@ -245,17 +217,8 @@ def test_a_failed_save_reaches_training_with_the_files_name_and_leaves_older_one
     states, rejected = states_of(run)
     assert [state.sequence for state in states] == [0]
     assert not rejected, "what the failed save had written is gone"
-
-
-def test_a_failed_save_releases_every_buffer(start, small_pieces):
-    run = start()
-    fail_when(run.checkpointer._storage, lambda path: path.endswith("r0-c0.arrow"), OSError("no"))
-    run.checkpointer.save("consistent")
-    with pytest.raises(SaveFailedError):
-        run.checkpointer.wait()
-    run.checkpointer.close()
     pool = run.checkpointer._pool
-    assert len(pool._free) == pool._num_made
+    assert len(pool._free) == pool._num_made, "every buffer came back"
 
 
 def test_the_next_save_waits_or_is_skipped(start):
@@ -287,6 +250,13 @@ def test_loading_from_an_empty_directory(start):
     assert checkpointer.load() is None
     with pytest.raises(ValueError, match="no state of step 3; steps that can be loaded: none"):
         checkpointer.load(step=3)
+    with pytest.raises(NothingSavedError, match="save once"):
+        checkpointer.load_shards([checkpointer.shards[0].name])
+    assert checkpointer.newest_state() is None
+    checkpointer.continue_live(steps_done=7)
+    checkpointer.save("consistent")
+    checkpointer.wait_until_idle()
+    assert checkpointer.newest_step == checkpointer.newest_state().step == 7
 
 
 def test_a_chosen_step_is_loaded_and_the_next_save_becomes_the_newest(start, caplog):
@@ -339,10 +309,14 @@ def test_row_saves_need_a_base_of_this_plan(start):
     run = start()
     with pytest.raises(ValueError, match=r"call save\(\) first"):
         run.checkpointer.save_rows({})
-    run.checkpointer.save("consistent")
+    assert not run.checkpointer.has_base
+    run.save()
+    assert run.checkpointer.has_base
     run.checkpointer.close()
     again = start(layout={"a": "cw", "b": "tw"})
     again.checkpointer.load()
+    again.checkpointer.prepare()
+    assert not again.checkpointer.has_base
     with pytest.raises(MismatchError, match="under another sharding plan"):
         again.checkpointer.save_rows({again.checkpointer.shards[0].name: torch.tensor([1])})
     again.checkpointer.save("consistent")
@@ -350,7 +324,7 @@ def test_row_saves_need_a_base_of_this_plan(start):
     again.checkpointer.close()
 
 
-def test_wish_6_a_damaged_save_falls_back_to_the_previous_complete_one(start, tmp_path):
+def test_wish_6_a_damaged_save_falls_back_to_the_previous_complete_one(start, tmp_path, caplog):
     run = start()
     run.train(1)
     run.checkpointer.save("consistent")
@@ -367,6 +341,8 @@ def test_wish_6_a_damaged_save_falls_back_to_the_previous_complete_one(start, tm
     loaded = again.checkpointer.load()
     assert loaded.state.sequence == 0
     assert "ebc.embedding_bags.a/r0-c0.arrow" in loaded.rejected[0].reason
+    assert "fell back to save 0 of step 1" in caplog.text
+    assert loaded.rejected[0].reason in caplog.text
     assert_same(again.values(), expected)
     again.train(1)
     again.checkpointer.save("consistent")
@@ -543,22 +519,6 @@ def test_state_that_cannot_be_saved_raises_and_blocks_no_later_step(start):
     run.checkpointer.close()
 
 
-def test_load_shards_restores_only_the_named_shards(start):
-    run = start()
-    run.save(2)
-    saved = run.values()
-    run.train(2)
-    newer = run.values()
-    lost = "ebc.embedding_bags.b/r0-c4"
-    state, bytes_read, _ = run.checkpointer.load_shards([lost])
-    assert state.step == 2
-    assert bytes_read < 4000, "the others were not read"
-    for name, value in run.values().items():
-        assert torch.equal(value, (saved if name.startswith(lost) else newer)[name]), name
-    with pytest.raises(ValueError, match="this rank has no shard"):
-        run.checkpointer.load_shards(["elsewhere"])
-
-
 def test_saves_made_between_loading_and_claiming_are_noticed(start):
     old = start()
     old.save(1)
@@ -572,23 +532,6 @@ def test_saves_made_between_loading_and_claiming_are_noticed(start):
     new.checkpointer.load()
     assert new.checkpointer.save("consistent") is not None
     new.checkpointer.close()
-
-
-def test_a_run_that_lost_its_lock_touches_nothing_of_the_new_owner(start, tmp_path):
-    old = start()
-    old.save()
-    shutil.rmtree(tmp_path / "checkpoint/owners")
-    new = start()
-    new.checkpointer.load()
-    new.save()
-    before = {
-        path: path.read_bytes() for path in (tmp_path / "checkpoint/saves").rglob("*") if path.is_file()
-    }
-    old.checkpointer.save("consistent")
-    with pytest.raises(SaveFailedError, match="no longer belongs to run"):
-        old.checkpointer.wait()
-    after = {path: path.read_bytes() for path in (tmp_path / "checkpoint/saves").rglob("*") if path.is_file()}
-    assert after == before
 
 
 def test_storage_that_fails_for_a_moment_does_not_cost_the_newest_state(start, monkeypatch):
@@ -605,19 +548,6 @@ def test_storage_that_fails_for_a_moment_does_not_cost_the_newest_state(start, m
         again.checkpointer.load()
     faulty.heal()
     assert again.checkpointer.load().state.sequence == 1
-
-
-def test_a_fallback_logs_a_warning(start, tmp_path, caplog):
-    run = start()
-    for _ in range(2):
-        run.train(1)
-        run.checkpointer.save("consistent")
-    run.checkpointer.close()
-    (tmp_path / "checkpoint/saves/00000001-1/manifest.json").write_text("{}")
-    again = start()
-    assert again.checkpointer.load().state.step == 1
-    assert "fell back to save 0 of step 1" in caplog.text
-    assert "saves/00000001-1/manifest.json" in caplog.text
 
 
 def test_after_closing_nothing_is_saved(start):
@@ -643,16 +573,16 @@ def test_load_shards_restores_only_the_given_ranges(start):
         value, old, live = (each[f"{first.name}/{name}"] for each in (run.values(), saved, alive))
         assert torch.equal(value[back], old[back])
         assert torch.equal(value[~back], live[~back])
+    for name, value in run.values().items():
+        if not name.startswith(first.name):
+            assert torch.equal(value, alive[name]), name
+    with pytest.raises(ValueError, match="this rank has no shard"):
+        run.checkpointer.load_shards(["elsewhere"])
     _, whole, _ = run.checkpointer.load_shards([first.name])
+    assert whole < 40_000, "other shards were not read"
     assert part <= whole  # a chunk is read once, whatever is wanted of it
     with pytest.raises(ValueError, match=r"rows 90 to 100 were asked of .* holds rows 0 to 99"):
         run.checkpointer.load_shards([first.name], {first.name: [(90, 101)]})
-
-
-def test_load_shards_from_an_empty_directory(start):
-    run = start()
-    with pytest.raises(NothingSavedError, match="save once"):
-        run.checkpointer.load_shards([run.checkpointer.shards[0].name])
 
 
 def test_a_live_model_continues_the_chain_of_its_run(start):
@@ -699,24 +629,6 @@ def test_a_registered_state_can_be_read_without_loading(start):
         run.checkpointer.registered_in(state, "loader")
 
 
-def test_ownership_check_detects_a_newer_owner(start, tmp_path):
-    run = start()
-    run.checkpointer.claim()
-    run.checkpointer.ownership.check()
-    (tmp_path / "checkpoint/owners/00000002-0a.json").write_bytes(b"of another run")
-    with pytest.raises(LockedError, match="no longer belongs"):
-        run.checkpointer.ownership.check()
-
-
-def test_continue_live_in_an_empty_directory(start):
-    run = start()
-    assert run.checkpointer.newest_state() is None
-    run.checkpointer.continue_live(steps_done=7)
-    run.save()
-    assert run.checkpointer.newest_step == 7
-    assert run.checkpointer.newest_state().step == 7
-
-
 def test_is_free_while_no_save_is_running(start, small_pieces):
     run = start()
     run.checkpointer.prepare()
@@ -725,32 +637,9 @@ def test_is_free_while_no_save_is_running(start, small_pieces):
     assert not run.checkpointer.is_free()
     run.checkpointer.wait_until_idle()
     assert run.checkpointer.is_free()
-
-
-def test_is_free_raises_a_failure_once(start, small_pieces):
-    run = start()
-    run.checkpointer.prepare()
     fail_when(run.checkpointer._storage, lambda path: path.endswith(".arrow"), OSError(errno.ENOSPC, "full"))
     save = run.checkpointer.save("consistent")
     assert save.wait_until_over(30)
     with pytest.raises(SaveFailedError, match="full"):
         run.checkpointer.is_free()
-    assert run.checkpointer.is_free()
-
-
-def test_has_base_needs_a_base_of_the_same_sharding_plan(start):
-    run = start()
-    run.checkpointer.prepare()
-    assert not run.checkpointer.has_base
-    run.save()
-    assert run.checkpointer.has_base
-    run.checkpointer.close()
-    again = start()
-    again.checkpointer.load()
-    again.checkpointer.prepare()
-    assert again.checkpointer.has_base
-    again.checkpointer.close()
-    other = start(layout={"a": "cw", "b": "cw"})
-    other.checkpointer.load()
-    other.checkpointer.prepare()
-    assert not other.checkpointer.has_base
+    assert run.checkpointer.is_free(), "raised once"

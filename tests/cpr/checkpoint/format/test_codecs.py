@@ -61,13 +61,7 @@ def test_fp16_saturates_and_says_by_how_much():
     assert decoded[1, :2].tolist() == [torch.inf, -torch.inf]
     assert decoded[1, 2].isnan()
     assert max_error == 1e6 - 65_504.0
-
-
-def test_fp16_of_rows_without_a_finite_value():
-    given = torch.full((2, 3), torch.inf)
-    decoded, max_error = there_and_back("fp16", given)
-    assert torch.equal(decoded, given)
-    assert max_error == 0.0
+    assert there_and_back("fp16", given[1:, :2])[1] == 0.0, "without a finite value"
 
 
 @settings(max_examples=300)
@@ -95,18 +89,15 @@ def test_int4_errs_by_half_a_step_and_the_rounding_of_scale_and_bias(given):
     assert max_error == pytest.approx(errors(given, decoded).max().item(), rel=1e-6)
 
 
-@given(st.floats(-(2.0**100), 2.0**100, width=32), st.integers(1, 9))
-def test_constant_rows_are_exact_in_int8(value, num_cols):
+@given(
+    st.tuples(st.just("int8"), st.floats(-(2.0**100), 2.0**100, width=32))
+    | st.tuples(st.just("int4"), st.floats(-60_000, 60_000, width=16)),
+    st.integers(1, 9),
+)
+def test_constant_rows_are_exact_as_far_as_the_bias_can_hold_them(codec_and_value, num_cols):
+    name, value = codec_and_value
     given = torch.full((2, num_cols), value)
-    decoded, max_error = there_and_back("int8", given)
-    assert torch.equal(decoded, given)
-    assert max_error == 0.0
-
-
-@given(st.floats(-60_000, 60_000, width=16), st.integers(1, 9))
-def test_constant_rows_that_float16_can_hold_are_exact_in_int4(value, num_cols):
-    given = torch.full((2, num_cols), value)
-    decoded, max_error = there_and_back("int4", given)
+    decoded, max_error = there_and_back(name, given)
     assert torch.equal(decoded, given)
     assert max_error == 0.0
 
@@ -158,13 +149,6 @@ def test_no_rows(name):
     assert max_error == 0.0
 
 
-@pytest.mark.parametrize(
-    ("name", "num_cols", "num_bytes"), [("int8", 64, 72), ("int4", 64, 36), ("int4", 5, 8), ("int4", 3, 6)]
-)
-def test_bytes_of_a_quantised_row(name, num_cols, num_bytes):
-    assert codec_named(name).stored_as(torch.float32, num_cols) == (torch.uint8, num_bytes)
-
-
 def test_layout_of_quantised_rows_as_format_md_tells_it():
     given = torch.tensor([[-1.0, 0.5, 2.0]])
     row = codec_named("int8").encode(given)[0].numpy().tobytes()
@@ -174,8 +158,3 @@ def test_layout_of_quantised_rows_as_format_md_tells_it():
     scale, bias = struct.unpack("<2e", row[2:])
     codes = [row[0] & 15, row[0] >> 4, row[1] & 15]
     assert [bias + scale * code for code in codes] == pytest.approx([-1.0, 0.5, 2.0], abs=0.11)
-
-
-def test_unknown_codecs_are_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="no codec 'zip'; choose one of exact, fp32, fp16, int8, int4"):
-        codec_named("zip")

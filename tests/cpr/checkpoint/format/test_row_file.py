@@ -222,12 +222,6 @@ def test_rows_are_views_of_the_readers_buffer(storage, row_save):
     assert not rows.columns["weights"].any()
 
 
-def test_too_small_a_buffer_is_refused(storage, row_save):
-    chunk = row_save.chunks[0]
-    with pytest.raises(ValueError, match=f"{chunk.length} bytes"):
-        read_chunk(storage, FOLDER, row_save, chunk, memoryview(bytearray(chunk.length - 1)))
-
-
 # Damage.
 
 
@@ -249,14 +243,6 @@ def test_any_flipped_bit_of_a_chunk_is_detected(data):
         "Load an older state",
     ):
         assert part in str(caught.value)
-
-
-def test_a_truncated_file(storage, row_save):
-    path = f"{FOLDER}/{PATH}"
-    storage.files[path] = storage.files[path][: row_save.chunks[2].offset + 10]
-    assert_same(read_chunk(storage, FOLDER, row_save, row_save.chunks[1]), CHOSEN[1])
-    with pytest.raises(CorruptFileError, match=PATH):
-        read_chunk(storage, FOLDER, row_save, row_save.chunks[2])
 
 
 def other_chunk(entry: RowFileEntry, **fields) -> tuple[RowFileEntry, ChunkEntry]:

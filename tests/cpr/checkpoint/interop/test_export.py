@@ -3,8 +3,6 @@
 import json
 import resource
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,7 +18,6 @@ from cpr.checkpoint.format.manifest import save_folder
 from cpr.checkpoint.interop import full_model as whole
 from cpr.checkpoint.interop import to_safetensors as export_safetensors
 from cpr.checkpoint.interop.export import WRITERS, export
-from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CheckpointError, CorruptFileError, NoUsableStateError
 from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, randomise, save
 
@@ -111,15 +108,9 @@ def test_dcp_loads_an_export_into_plain_tensors(saved, tmp_path):
     found = {name: torch.empty_like(tensor) for name, tensor in wanted.items()}
     dcp.load(found, checkpoint_id=tmp_path / "out", no_dist=True)
     assert_equal(found, wanted)
-
-
-def test_dcp_loads_the_model_under_its_key(saved, tmp_path):
-    """As in `dcp.load({"model": model.state_dict()})`."""
-    storage, shards = saved
-    export(storage, "dcp", tmp_path / "out")
-    found = {"model": {"model.half.weight": torch.empty(50, 8, dtype=torch.float16)}}
-    dcp.load(found, checkpoint_id=tmp_path / "out", no_dist=True)
-    assert torch.equal(found["model"]["model.half.weight"], shards[2].weights)
+    nested = {"model": {"model.half.weight": torch.empty(50, 8, dtype=torch.float16)}}
+    dcp.load(nested, checkpoint_id=tmp_path / "out", no_dist=True)  # as with `model.state_dict()`
+    assert torch.equal(nested["model"]["model.half.weight"], shards[2].weights)
 
 
 def test_safetensors_reads_every_file_and_the_index_names_them(saved, tmp_path, monkeypatch):
@@ -206,11 +197,13 @@ def test_a_damaged_state_leads_to_the_older_one_and_is_named(saved, tmp_path, to
 
 @pytest.mark.parametrize("to", WRITERS)
 def test_an_error_in_the_middle_leaves_nothing(saved, tmp_path, to):
+    """Nor does what a killed export leaves look finished."""
     storage, _ = saved
     bytes_written = []
 
     def fail_half_way(num_bytes):
         bytes_written.append(num_bytes)
+        assert [path.name for path in tmp_path.iterdir()] == ["out.unfinished"]
         if sum(bytes_written) > 2000:
             raise KeyboardInterrupt
 
@@ -237,35 +230,6 @@ def test_a_full_disk_is_named_with_what_to_do(saved, tmp_path, to, short_files):
     with pytest.raises(CheckpointError, match=r"writing .*out failed: File too large\. What to do: "):
         export(storage, to, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from cpr.checkpoint.interop import full_model as whole
-from cpr.checkpoint.interop.export import export
-from cpr.checkpoint.storage.base import open_storage
-whole.WINDOW_BYTES = 1000
-seen = []
-def progress(num_bytes):
-    seen.append(num_bytes)
-    if len(seen) == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-export(open_storage(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), progress=progress)
-"""
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("to", WRITERS)
-def test_a_killed_export_does_not_look_finished(to, tmp_path):
-    save(LocalStorage(tmp_path / "run"), 0, [make_shard()], state=STATE)
-    out = tmp_path / "out"
-    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "run", to, out], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert not out.exists()
-    assert (tmp_path / "out.unfinished").exists()
-    with pytest.raises(ValueError, match=r"out\.unfinished is left from an export"):
-        export(LocalStorage(tmp_path / "run"), to, out)
 
 
 def test_other_state_is_readable_as_json(saved, tmp_path):

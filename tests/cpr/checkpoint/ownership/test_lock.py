@@ -91,14 +91,6 @@ def test_a_released_directory_can_be_taken(storage, make_lock):
     assert second.epoch == first.epoch + 1
 
 
-def test_the_record_is_renewed(storage, make_lock):
-    lock = make_lock(storage, "run", SHORT)
-    lock.acquire(list)
-    beat = newest(storage).beat
-    wait_for(lambda: newest(storage).beat >= beat + 2)
-    lock.check()
-
-
 def test_a_silent_owner_on_another_machine_is_replaced(storage, make_lock, caplog):
     put_foreign(storage, make_lock)
     lock = make_lock(storage, "new", SHORT)

@@ -8,20 +8,15 @@ from hypothesis import strategies as st
 from cpr.checkpoint.save import snapshot
 from cpr.checkpoint.save.snapshot import RowSelection, Snapshot, select_rows
 from cpr.checkpoint.save.staging import PIECE_BYTES
-from cpr.shards.shard import TableShard
+from tests.cpr.checkpoint import saves
 
 
-def make_shard(rows=100, cols=4, row_offset=1000):
-    values = torch.arange(rows, dtype=torch.float32)
-    return TableShard(
-        table_fqn="model.table",
-        table_shape=(5000, cols),
-        row_offset=row_offset,
-        col_offset=0,
-        replicated=False,
-        weights=values.unsqueeze(1).repeat(1, cols).clone(),
-        optimizer_state={"sum": values.clone()},
-    )
+def make_shard(**fields):
+    """Rows 1000 to 1099; each holds its number in the shard."""
+    shard = saves.make_shard("model.table", shape=(5000, 4), rows=(1000, 1100), **fields)
+    shard.optimizer_state["sum"].copy_(torch.arange(100))
+    shard.weights.copy_(torch.arange(100)[:, None])
+    return shard
 
 
 def pieces_of(snap, step=0):
@@ -71,8 +66,7 @@ def test_a_row_and_its_state_are_of_one_moment_while_training_continues(small_pi
 
 def test_device_caches_are_flushed_before_reading_once_a_step(small_pieces):
     flushed = []
-    plain = make_shard()
-    shard = TableShard(**{**plain.__dict__, "flush": lambda: flushed.append(True)})
+    shard = make_shard(flush=lambda: flushed.append(True))
     snap = Snapshot([RowSelection(shard, None)])
     for step in (0, 0, 1, 1):
         snap.copy_next(torch.empty(PIECE_BYTES, dtype=torch.uint8), step)

@@ -91,7 +91,12 @@ def test_a_file_appears_at_its_end(storage: Storage):
     write(storage, "file", b"old")
     for data in (b"new", bytes(LARGE)):
         before = read(storage, "file")
-        write(storage, "file", data, during=lambda before=before: _same(read(storage, "file"), before))
+
+        def check(before: bytes = before) -> None:
+            assert read(storage, "file") == before
+            assert list(storage.list()) == ["file"]
+
+        write(storage, "file", data, during=check)
         assert read(storage, "file") == data
     assert list(storage.list()) == ["file"]
     assert count_files(storage) == 1
@@ -309,7 +314,3 @@ def test_a_writer_killed_in_the_middle(s3):
         writer.kill()
     assert "<Key>killed/file</Key>" in s3.request("GET", "/bucket?uploads"), "no upload had begun"
     assert read(storage, "file") == b"old"
-
-
-def _same(data: bytes, expected: bytes) -> None:
-    assert data == expected

@@ -151,38 +151,9 @@ def test_durable_before_it_appears(storage: LocalStorage, monkeypatch: pytest.Mo
     assert events == [*folders, "sync file", "rename file", "sync one"]
 
 
-def test_an_error_of_the_writer_leaves_nothing(storage: LocalStorage, tmp_path: Path):
-    write(storage, "saves/1/file", b"old")
-
-    def fail() -> None:
-        with storage.create("saves/1/file") as sink:
-            sink.write(memoryview(bytes(3 * BLOCK_BYTES)))
-            raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        fail()
-    assert files_in(tmp_path) == ["checkpoints/saves/1/file"]
-    assert read(storage, "saves/1/file") == b"old"
-    write(storage, "saves/1/file", b"new")
-    assert read(storage, "saves/1/file") == b"new"
-
-
 def test_an_error_of_the_callers_own_files_keeps_its_name(storage: LocalStorage):
     with pytest.raises(FileNotFoundError), storage.create("file"):
         Path("/nowhere/at/all").read_bytes()
-
-
-def test_list(storage: LocalStorage):
-    assert list(storage.list()) == []
-    for name in ("saves/2/b", "saves/2/a", "saves/10/c"):
-        write(storage, name, b"")
-    with storage.create("saves/2/unfinished") as sink:
-        sink.write(memoryview(b"x"))
-        assert list(storage.list("saves/2")) == ["a", "b"]
-    assert list(storage.list()) == ["saves"]
-    assert list(storage.list("saves")) == ["10", "2"]
-    assert list(storage.list("nothing/here")) == []
-    assert list(storage.list("saves/2/a")) == []
 
 
 def test_delete(storage: LocalStorage, tmp_path: Path):
@@ -195,6 +166,7 @@ def test_delete(storage: LocalStorage, tmp_path: Path):
     storage.delete("saves/2/file")
     storage.delete("saves/2/file")
     assert list(storage.list("saves")) == ["2"]
+    assert list(storage.list("saves/2/other")) == []
     assert files_in(tmp_path) == [f"checkpoints/saves/2/other.1-a{TEMPORARY_SUFFIX}"]
 
 
