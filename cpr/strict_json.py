@@ -44,7 +44,7 @@ def build(kind: Callable[..., T], value: Any) -> T:
     Annotations may be made of dataclasses, `Mapping[str, ...]`, `Sequence[...]` (built as a tuple),
     `tuple[...]`, `Literal`, `| None`, `str`, `bool`, `int` (0 to 2**63 - 1), `float` (finite,
     not below 0) and `int | float` (finite, either sign). Fields without a default are required; unknown keys
-    are refused.
+    are refused, except in a dataclass whose class variable `ignores_unknown` is true.
 
     Raises:
         ValueError: a value has another type or is out of range; the message begins with the path to it.
@@ -78,6 +78,7 @@ def _reader(kind: Any) -> Reader:
 
 def _fields_reader(kind: Any) -> Reader:
     hints = get_type_hints(kind)
+    is_lenient = getattr(kind, "ignores_unknown", False)
     required = {
         each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING
     }
@@ -86,15 +87,15 @@ def _fields_reader(kind: Any) -> Reader:
     def read(value: Any) -> Any:
         if type(value) is not dict:
             raise _FaultError(f"is {_shown(value)}, not an object")
-        if unknown := value.keys() - readers.keys():
+        if (unknown := value.keys() - readers.keys()) and not is_lenient:
             known = ", ".join(readers) or "(none)"
             raise _FaultError(f"has {min(unknown)!r}, which this program does not know; it knows {known}")
         if lacking := required - value.keys():
             raise _FaultError(f"lacks {min(lacking)!r}")
         found = {}
-        for name, each in value.items():
+        for name in value.keys() & readers.keys() if is_lenient else value:
             reader, where = readers[name]
-            found[name] = _inside(reader, each, where)
+            found[name] = _inside(reader, value[name], where)
         return kind(**found)
 
     return read
@@ -110,10 +111,9 @@ def _choice_reader(*choices: Any) -> Reader:
 
 
 def _union_reader(*kinds: Any) -> Reader:
-    if set(kinds) == {int, float}:
-        return _number
-    (other,) = (_reader(each) for each in kinds if each is not NoneType)
-    return lambda value: None if value is None else other(value)
+    others = [each for each in kinds if each is not NoneType]
+    other = _number if set(others) == {int, float} else _reader(*others)
+    return other if NoneType not in kinds else lambda value: None if value is None else other(value)
 
 
 def _tuple_reader(*kinds: Any) -> Reader:

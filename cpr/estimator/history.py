@@ -5,17 +5,16 @@ The run updates the file through all generations of its workers and reads it bac
 """
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 
 from cpr.errors import CorruptFileError
-from cpr.strict_json import parse
+from cpr.strict_json import build, parse
 
 if TYPE_CHECKING:
     from cpr.checkpoint.storage.base import Storage
@@ -40,6 +39,7 @@ LOADING: Final = ("reattach", "restore")
 class SaveCost:
     """Cost of one committed save."""
 
+    ignores_unknown: ClassVar = True
     step: int
     """Training steps done when the save began."""
     kind: Literal["base", "rows"]
@@ -50,9 +50,13 @@ class SaveCost:
     """From the start of the save to its commit."""
     share: float = 1.0
     """Share of the rows of prioritised tables in the save: 1 for a full save, r for a row save."""
-    slowed_s: float | None = None
+    slowed_s: int | float | None = None
     """Seconds by which steps during the save took longer than other steps, besides `blocked_s`. Noisy, may be
     negative: use the median over saves. None if no step ran during the save."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share is {self.share}; a save has a share of the rows, above 0 and at most 1")
 
     @property
     def cost_s(self) -> float | None:
@@ -88,6 +92,7 @@ class TypicalSave:
 class FailureCost:
     """Cost of one failure."""
 
+    ignores_unknown: ClassVar = True
     elapsed_s: float
     """Time of the failure on the clock of `RunHistory.elapsed_s`, seconds."""
     kind: Literal["process", "partial", "full"]
@@ -105,6 +110,7 @@ class FailureCost:
 class RunHistory:
     """All measurements of a run; properties derive the inputs of `cpr.estimator.planning.formulas`."""
 
+    ignores_unknown: ClassVar = True
     world_size: int
     nodes: int
     """Failure domains: the paper's `N_emb`."""
@@ -122,6 +128,10 @@ class RunHistory:
     """The newest `SAVES_KEPT` of each kind, oldest first."""
     failures: Sequence[FailureCost] = ()
     """Oldest first."""
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise ValueError(f"nodes is {self.nodes}; a run has 1 at least")
 
     def with_save(self, save: SaveCost) -> Self:
         """The history with one more save."""
@@ -205,31 +215,8 @@ class RunHistory:
             ValueError: the content is not a history.
         """
         if not isinstance(data, Mapping) or data.get("format") != FORMAT or data.get("version") != VERSION:
-            raise ValueError(f"not a history of version {VERSION} of this program")
-        try:
-            known = _known(cls, data)
-            known["saves"] = tuple(SaveCost(**_known(SaveCost, each)) for each in data["saves"])
-            known["failures"] = tuple(FailureCost(**_known(FailureCost, each)) for each in data["failures"])
-            found = cls(**known)
-            found._check()
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"a history with something missing or out of place: {error}") from error
-        return found
-
-    def _check(self) -> None:
-        """Refuse zero divisors, and numbers in fields whose type `_known` does not check."""
-        if self.nodes < 1 or not all(0 < save.share <= 1 for save in self.saves):
-            raise ValueError("a history of a run without nodes, or with a save of no share of the rows")
-        if self.samples_total is not None:
-            _check_number("samples_total", self.samples_total)
-        for save in self.saves:
-            if save.kind not in ("base", "rows"):
-                raise ValueError(f"a history with a save of kind {save.kind!r}")
-            if save.slowed_s is not None:
-                _check_number("slowed_s", save.slowed_s, least=-math.inf)
-        for failure in self.failures:
-            for phase, seconds in failure.seconds.items():
-                _check_number(phase, seconds)
+            raise ValueError(f"it is not a history of version {VERSION} of this program")
+        return build(cls, data)
 
     def _rescheduling_s(self, failure: FailureCost) -> float:
         others = {phase: spent_s for phase, spent_s in failure.seconds.items() if phase not in LOADING}
@@ -254,8 +241,8 @@ def read_history(storage: "Storage") -> RunHistory | None:
         return None
     try:
         return RunHistory.from_json(parse(text))
-    except (ValueError, OverflowError) as error:  # OverflowError: an integer beyond all floats
-        raise ValueError(f"{storage.uri}/{path} is {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{storage.uri}/{path} is no history: {error}") from error
 
 
 def write_history(storage: "Storage", history: RunHistory, epoch: int = 0) -> None:
@@ -300,22 +287,6 @@ def newest_saves(saves: Iterable[SaveCost], number: int) -> tuple[SaveCost, ...]
 
 def _epochs(storage: "Storage") -> list[int]:
     return [int(match[1] or 0) for match in map(_NAME.fullmatch, storage.list()) if match]
-
-
-def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `data` that are fields of a dataclass, their numbers checked."""
-    known = {each.name: data[each.name] for each in fields(cls) if each.name in data}
-    for each in fields(cls):
-        if each.type in (int, float) and each.name in known:
-            _check_number(each.name, known[each.name])
-    return known
-
-
-def _check_number(name: str, value: Any, least: float = 0.0) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < least:
-        sign = ", 0 or more and" if least == 0 else " and"
-        raise ValueError(f"a history whose {name} is {value!r}; it must be a number{sign} finite")
 
 
 def _typical(saves: Sequence[SaveCost]) -> TypicalSave | None:

@@ -43,17 +43,10 @@ class RunMeasurements:
     """Share of the run's samples still to come."""
 
     def __post_init__(self) -> None:
-        for name in ("blocked_s", "save_s", "elapsed_s", "nodes_lost", "pls"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
-        if self.save_s == 0:
-            raise ValueError("save_s is 0; measure a save first")
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share is {self.share}; it is a share of the rows, above 0 and at most 1")
-        if self.nodes < 1:
-            raise ValueError(f"nodes is {self.nodes}; it must be 1 at least")
-        if not 0 <= self.share_left <= 1:
-            raise ValueError(f"share_left is {self.share_left}; it is a share, from 0 to 1")
+        amounts = (self.blocked_s, self.elapsed_s, self.nodes_lost, self.pls)
+        possible = self.save_s > 0 and 0 < self.share <= 1 and self.nodes >= 1 and 0 <= self.share_left <= 1
+        if not possible or not all(amount >= 0 for amount in amounts):
+            raise ValueError(f"these measurements are impossible: {self}")
 
     @property
     def delay_s(self) -> float:

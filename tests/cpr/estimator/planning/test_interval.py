@@ -158,12 +158,12 @@ def test_choice_is_stable(rule, measured, current_s):
         (lambda: IntervalRule(max_overhead=0.0), "max_overhead is 0"),
         (lambda: IntervalRule(max_overhead=1.0), "max_overhead is 1"),
         (lambda: IntervalRule(mean_time_to_failure_s=-5.0), "must be positive"),
-        (lambda: replace(BEGINNING, blocked_s=-1.0), "blocked_s is -1"),
-        (lambda: replace(BEGINNING, save_s=float("nan")), "save_s is nan"),
-        (lambda: replace(BEGINNING, save_s=0), "measure a save first"),
-        (lambda: replace(BEGINNING, nodes=0), "nodes is 0"),
-        (lambda: replace(BEGINNING, share_left=1.1), "it is a share"),
-        (lambda: replace(BEGINNING, share=0.0), "share is 0"),
+        (lambda: replace(BEGINNING, blocked_s=-1.0), "impossible: .*blocked_s=-1"),
+        (lambda: replace(BEGINNING, save_s=float("nan")), "impossible"),
+        (lambda: replace(BEGINNING, save_s=0), "impossible"),
+        (lambda: replace(BEGINNING, nodes=0), "impossible"),
+        (lambda: replace(BEGINNING, share_left=1.1), "impossible"),
+        (lambda: replace(BEGINNING, share=0.0), "impossible"),
     ],
 )
 def test_impossible_values_are_refused(make, message):
