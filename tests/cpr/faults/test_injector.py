@@ -116,21 +116,9 @@ def test_each_event_happens_once_over_restarts(tmp_path_factory, steps, restarts
     assert happened == sorted(steps)
 
 
-def test_failure_of_a_skipped_step_happens_later(tmp_path):
-    assert steps_raised(Injector(at(5, Raise()), folder=tmp_path, num_ranks=1), range(5)) == []
-    assert steps_raised(Injector(at(5, Raise()), folder=tmp_path, num_ranks=1), range(6, 9)) == [6]
-
-
 def test_failures_before_the_first_step_are_skipped(tmp_path):
     plan = Plan(schedules=(AtStep(step=5, kind=Raise()), AtStep(step=12, kind=Raise())))
     assert steps_raised(Injector(plan, folder=tmp_path, num_ranks=1), range(10, 15)) == [12]
-
-
-def test_plans_have_separate_records(tmp_path):
-    for seed in (1, 2):
-        injector = Injector(at(1, Raise(), seed=seed), folder=tmp_path, num_ranks=1)
-        assert steps_raised(injector, range(3)) == [1]
-    assert len(list(tmp_path.glob("faults-*.jsonl"))) == 2
 
 
 def test_times_count_from_the_first_start_over_restarts(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Logged lookups are not lost, reordered or counted twice."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,19 +54,6 @@ def test_logged_ids_are_copies():
     tracker.see(lookups)
     lookups.ids.fill_(3)
     assert tracker.values(0).tolist() == [0, 2, 0, 0, 0, 0, 0, 0, 0]
-
-
-@pytest.mark.parametrize("scheme", ["mfu", "ssu"])
-def test_logged_lookups_survive_a_worker(scheme):
-    memory, together = SurvivingMemory(), make_tracker(scheme=scheme, ratio=1.0, sampling_period=1)
-    for ids in ([1, 1, 4], [2], [4]):
-        lookups = [ids, [0], [5], [3]]
-        together.see(make_lookups(lookups))
-        worker = make_tracker(scheme=scheme, ratio=1.0, sampling_period=1, allocate=memory)
-        worker.see(make_lookups(lookups))  # and dies
-    successor = make_tracker(scheme=scheme, ratio=1.0, sampling_period=1, allocate=memory)
-    for table in (0, 2):
-        assert torch.equal(successor.choose(table), together.choose(table))
 
 
 def test_incomplete_entry_is_ignored():

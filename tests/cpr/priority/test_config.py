@@ -5,9 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr.priority import PriorityConfig
-from cpr.priority.config import SCHEMES
 from cpr.priority.covering import fused_tables, largest_tables, table_sizes
-from cpr.priority.prioritizer import TRACKERS
 from data.criteo import KAGGLE_CARDINALITIES
 from tests.cpr.shards.models import bags, sequences, shard
 
@@ -27,10 +25,6 @@ from tests.cpr.shards.models import bags, sequences, shard
 def test_impossible_values_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         PriorityConfig(**wrong)
-
-
-def test_every_scheme_has_a_tracker():
-    assert tuple(TRACKERS) == SCHEMES
 
 
 def test_seven_tables_of_criteo_kaggle_are_prioritised():

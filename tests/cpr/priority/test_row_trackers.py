@@ -10,7 +10,6 @@ from tests.cpr.priority.groups import (
     PRIORITISED,
     TABLE_ROWS,
     events,
-    make_lookups,
     make_tracker,
     play,
     rows_of_table,
@@ -84,18 +83,6 @@ def test_counts_are_exact(history):
     for table in PRIORITISED:
         counts = tracker.values(table)
         assert {row: count for row, count in enumerate(counts.tolist()) if count} == oracle.numbers(table)
-
-
-def test_every_lookup_counts():
-    tracker = make_tracker(scheme="mfu")
-    tracker.see(make_lookups([[3, 3, 3, 1], [], [], [3]]))  # the last feature reads the first table too
-    assert tracker.values(0).tolist() == [0, 1, 0, 4, 0, 0, 0, 0, 0]
-
-
-def test_ties_go_to_the_lowest_rows():
-    tracker = make_tracker(scheme="mfu", ratio=0.4)
-    tracker.see(make_lookups([[8, 7, 6, 5, 4, 4], [], [], []]))
-    assert tracker.choose(0).tolist() == [4, 5, 6, 7]
 
 
 @pytest.mark.system

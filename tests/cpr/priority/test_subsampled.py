@@ -16,7 +16,6 @@ from tests.cpr.priority.groups import (
     make_lookups,
     make_tracker,
     play,
-    rows_of_table,
     zeros,
 )
 
@@ -82,22 +81,6 @@ def test_lists_are_bounded_and_contain_offered_ids_once(history, period, ratio):
     play(tracker, oracle, history)
     for table in PRIORITISED:
         assert tracker.choose(table).tolist() == oracle.choose(table)
-
-
-@given(batch=batches)
-def test_sampling_counts_over_batches(batch):
-    """A list to which any id was offered is not empty, as one id of a slot stays."""
-    whole = make_tracker(scheme="ssu", ratio=1.0, sampling_period=2)
-    for _ in range(3):
-        whole.see(make_lookups(batch))
-    offered = Offered(whole, 2, BUDGETS[1.0])
-    for _ in range(3):
-        offered.see(batch)
-    assert whole.state_dict()["phase"] == (-offered.position) % 2
-    for table in PRIORITISED:
-        found = set(whole.choose(table).tolist())
-        assert found <= offered.may_be[table]
-        assert bool(found) == bool(offered.may_be[table])
 
 
 def test_only_every_third_id_is_offered():
@@ -169,10 +152,3 @@ def test_memory_and_state_survive_a_worker(history, after):
         second.see(make_lookups(ids))
     for table in PRIORITISED:
         assert torch.equal(first.choose(table), second.choose(table))
-
-
-def test_ids_of_other_tables_are_ignored():
-    tracker = make_tracker(scheme="ssu", ratio=1.0, sampling_period=1)
-    tracker.see(make_lookups([[], [0, 1, 2, 3, 4], [], []]))
-    assert [tracker.choose(table).tolist() for table in PRIORITISED] == [[], []]
-    assert rows_of_table([[], [0], [], []], 1) == [0]

@@ -33,11 +33,6 @@ def test_dense_tensors_are_live(world_of_one):
         assert not tensor.requires_grad
 
 
-def test_dense_tensors_of_any_module():
-    model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Sequential(nn.BatchNorm1d(3)))
-    assert dense_tensors(model).keys() == model.state_dict().keys()
-
-
 def test_names_with_the_prefix_of_a_table_are_dense(world_of_one):
     model = shard({"a": "tw"}, bags=bags(a=5))
     model.module.bags_of_tricks = nn.Linear(1, 1)

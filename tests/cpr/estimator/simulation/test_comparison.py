@@ -28,12 +28,6 @@ def test_each_recovery_has_its_own_interval(paper):
     assert paper.partial.expected_pls == pytest.approx(0.1)
 
 
-def test_given_interval_is_used_for_both():
-    both = compare(CALM, FailureModel(), target_pls=0.1, interval_s=HOUR, num_trials=20)
-    assert both.full.simulation.config.interval_s == both.partial.simulation.config.interval_s == HOUR
-    assert both.partial.expected_pls == expected_pls(CALM, HOUR)
-
-
 def test_gain_is_paired_by_run(paper):
     full, partial = paper.full.simulation, paper.partial.simulation
     assert paper.saved == Mean.of(full.overheads - partial.overheads)
