@@ -4,14 +4,9 @@ A `Plan` has schedules (`AtStep`, `AtTime`, `AtRate`, `Trace`) of kinds (`Raise`
 `LoseNode`, `PauseNode`, `Partition`, `Hang`, `Slow`, `DamageFile`, `StorageError`, `StorageDelay`,
 `StorageOutage`). Two drivers inject them: an `Injector` in each worker, and a `Killer` outside of the run for
 what a worker cannot do to itself. Both act only on the run's own processes (and on links between nodes that
-the user gives them), log a warning before each failure, and keep a record in JSON lines.
+the user gives them), log a warning before each failure, and keep a record of it.
 
-From inside, without changes to the training script (the JSON is described in `cpr.faults.fault_plan`):
-
-    plan = Plan(schedules=(AtStep(step=37, kind=KillWorker(), target=1),))
-    Path("faults.json").write_text(json.dumps(plan.to_json()))
-    # then: CPR_FAULTS=faults.json torchrun --nproc-per-node 2 --max-restarts 3 train.py
-
+From inside, CPR_FAULTS names a JSON file (`cpr.faults.fault_plan`; README has an example).
 From outside, a failure about once a minute until the run ends, the same for the same seed:
 
     kinds = (KillWorker(), KillAgent(), LoseNode(), Hang(duration_s=20.0))
@@ -21,8 +16,7 @@ From outside, a failure about once a minute until the run ends, the same for the
         run.wait()
     print(killer.deeds)
 
-For failures from both drivers at once, give each a plan of its own: exponential times with a mean of 120 s in
-both add up to one failure a minute.
+For failures from both drivers at once, give each a plan of its own.
 """
 
 from cpr.faults.fault_plan import Plan

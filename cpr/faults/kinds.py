@@ -22,6 +22,10 @@ _POSITIVE: Final = frozenset({"duration_s", "delay_s", "num_steps", "at"})
 """Fields of all kinds whose values must be positive."""
 
 
+KINDS: Final[dict[str, type["Kind"]]] = {}
+"""All kinds by name."""
+
+
 class InjectedError(RuntimeError):
     """The exception of `Raise`."""
 
@@ -42,6 +46,10 @@ class Kind:
     """Whether its target is a node, counted from 0, instead of a rank."""
     other_errors: ClassVar[tuple[str, ...]] = ()
     """What the field `error` may be besides the names in `errno`."""
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            KINDS[cls.name] = cls
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -244,25 +252,6 @@ class StorageOutage(Kind):
         how = f"fail with {self.error}" if self.how == "fail" else "stand still"
         what = "all operations" if self.reads else "all writes and deletions"
         return f"{super().describe(target)}, in which {what} {how}, of the storage of {target}"
-
-
-KINDS: Final[dict[str, type[Kind]]] = {
-    kind.name: kind
-    for kind in (
-        Raise,
-        KillWorker,
-        KillAgent,
-        LoseNode,
-        PauseNode,
-        Partition,
-        Hang,
-        Slow,
-        DamageFile,
-        StorageError,
-        StorageDelay,
-        StorageOutage,
-    )
-}
 
 
 def _read_kind(value: Any) -> Kind:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
 import torch
@@ -11,10 +10,15 @@ from torch.optim import Optimizer
 
 from cpr.priority.change import ChangeTracker
 from cpr.priority.config import PriorityConfig, Scheme
-from cpr.priority.controls import NoTracker, RandomTracker, RoundRobinTracker
+from cpr.priority.controls import (
+    NoTracker,
+    RandomTracker,
+    RecencyTracker,
+    RoundRobinTracker,
+    TouchedTracker,
+)
 from cpr.priority.covering import fused_tables, largest_tables, table_sizes
 from cpr.priority.frequency import FrequencyTracker
-from cpr.priority.row_trackers import RecencyTracker, TouchedTracker
 from cpr.priority.subsampled import SubsampledTracker
 from cpr.priority.tracker import Allocate, TrackedGroup, TrackedTable, Tracker
 from cpr.shards import find_shards, table_groups
@@ -34,14 +38,6 @@ TRACKERS: Final[Mapping[Scheme, type[Tracker]]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class _TrackedShard:
-    """The tracker of a prioritised shard, and the shard's number in its group."""
-
-    tracker: Tracker
-    table: int
-
-
 class Prioritizer:
     """Tracks training, and chooses the rows of this rank that a row save writes.
 
@@ -54,11 +50,12 @@ class Prioritizer:
     A full save starts with `begin_full_save`. Call all methods in the training thread, between steps.
 
     Args:
-        model: a `DistributedModelParallel`, or any module with sharded collections in it. config: of priority
-        saving. optimizers: ordinary optimizers that update tables, as for `Checkpointer`. shards: of the
-        model, if known already (`Checkpointer.shards`). allocate: allocates the trackers' tensors; None:
-        zeros on the tables' device. With the surviving memory
-            of a dead worker with the same tables and config, its tracking continues.
+        model: a `DistributedModelParallel`, or any module with sharded collections in it.
+        config: of priority saving.
+        optimizers: ordinary optimizers that update tables, as for `Checkpointer`.
+        shards: of the model, if known already (`Checkpointer.shards`).
+        allocate: allocates the trackers' tensors; None: zeros on the tables' device. With the surviving
+            memory of a dead worker with the same tables and config, its tracking continues.
 
     Raises:
         ValueError: the model holds tables in an unsupported way.
@@ -79,7 +76,8 @@ class Prioritizer:
         self._config = config
         self.prioritised = largest_tables(table_sizes(model), config.covering) & fused_tables(model)
         """Names of the prioritised tables; the same on all ranks."""
-        self._tracked_shards: dict[str, _TrackedShard] = {}
+        self._tracked_shards: dict[str, tuple[Tracker, int]] = {}
+        """The tracker of each prioritised shard, and the shard's number in its group."""
         self._trackers: dict[str, Tracker] = {}
         self._tracked: dict[str, list[tuple[str, int, int]]] = {}
         """Tables of each tracker: for each piece, the shard's name, its rows and its budget."""
@@ -126,7 +124,7 @@ class Prioritizer:
             raise ValueError(
                 "a full save must come first: it is not known which rows have changed since the last one"
             )
-        self._taken = {name: each.tracker.choose(each.table) for name, each in self._tracked_shards.items()}
+        self._taken = {name: tracker.choose(table) for name, (tracker, table) in self._tracked_shards.items()}
         self._running = "rows"
         return {
             name: self._taken[name].cpu() + shard.row_offset
@@ -154,8 +152,8 @@ class Prioritizer:
             ValueError: no save is running.
         """
         for name, rows in self._end_save().items():
-            tracked = self._tracked_shards[name]
-            tracked.tracker.confirm(tracked.table, rows)
+            tracker, table = self._tracked_shards[name]
+            tracker.confirm(table, rows)
         self._complete.fill_(1)
 
     def take_back(self) -> None:
@@ -165,8 +163,8 @@ class Prioritizer:
             ValueError: no save is running.
         """
         for name, rows in self._end_save().items():
-            tracked = self._tracked_shards[name]
-            tracked.tracker.take_back(tracked.table, rows)
+            tracker, table = self._tracked_shards[name]
+            tracker.take_back(table, rows)
 
     def forget_all(self) -> None:
         """Drop all rows of this rank, which were just loaded and equal the saved ones.
@@ -202,11 +200,9 @@ class Prioritizer:
             raise ValueError(f"this rank has no shard {shard_name!r}; it has {', '.join(self._shards)}")
         shard = self._shards[shard_name]
         rows = None if ranges is None else [_local_rows(shard, begin, end) for begin, end in ranges]
-        tracked = self._tracked_shards.get(shard_name)
-        if tracked is not None and rows is None:
-            tracked.tracker.forget(tracked.table, None)
-        elif tracked is not None and rows:
-            tracked.tracker.forget(tracked.table, torch.unique(torch.cat(rows)))
+        if shard_name in self._tracked_shards and rows != []:
+            tracker, table = self._tracked_shards[shard_name]
+            tracker.forget(table, None if rows is None else torch.unique(torch.cat(rows)))
 
     def close(self) -> None:
         """Stop tracking."""
@@ -266,7 +262,7 @@ class Prioritizer:
         ]
         for number_in_group, table in enumerate(tables):
             if table.budget and table.shard is not None:
-                self._tracked_shards[table.shard.name] = _TrackedShard(tracker, number_in_group)
+                self._tracked_shards[table.shard.name] = tracker, number_in_group
         return tracker
 
     def _tracked_table(self, table: TableShard, first_row: int) -> TrackedTable:
@@ -280,8 +276,8 @@ class Prioritizer:
         )
 
     def _forget_rows(self) -> None:
-        for tracked in self._tracked_shards.values():
-            tracked.tracker.forget(tracked.table, None)
+        for tracker, table in self._tracked_shards.values():
+            tracker.forget(table, None)
 
     def _check_idle(self) -> None:
         if self._running is not None:

@@ -5,15 +5,15 @@ in a `DistributedDataParallel`. All knowledge of this structure and of the names
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     DenseTableBatchedEmbeddingBagsCodegen,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import ShardedEmbeddingTable
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
@@ -43,22 +43,10 @@ class TableGroup:
     """In the order of `emb_module.split_embedding_weights()`, without optimizer state (see `find_shards`)."""
 
 
-class Hooks:
-    """Hooks in a model, removed by `remove` or at the end of a `with` block."""
+class Hooks(ExitStack):
+    """Hooks in a model (`enter_context`), removed by `remove` or at the end of a `with` block."""
 
-    def __init__(self) -> None:
-        self.handles: list[RemovableHandle] = []
-
-    def remove(self) -> None:
-        """Remove all hooks."""
-        while self.handles:
-            self.handles.pop().remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
+    remove = ExitStack.close
 
 
 def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

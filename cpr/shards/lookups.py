@@ -159,7 +159,7 @@ def watch_lookups(groups: Sequence[TableGroup], callback: Callable[[int, Lookups
     hooks = Hooks()
     for number, group in enumerate(groups):
         hook = _lookup_hook(LookupLayout.of(group), partial(callback, number))
-        hooks.handles.append(group.emb_module.register_forward_hook(hook, with_kwargs=True))
+        hooks.enter_context(group.emb_module.register_forward_hook(hook, with_kwargs=True))
     return hooks
 
 

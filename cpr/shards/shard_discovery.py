@@ -1,4 +1,4 @@
-"""Discovery of a model's table shards on this rank."""
+"""Discovery of a model's tensors on this rank: table shards, and dense tensors, which all ranks replicate."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cpr.shards.groups import TableGroup, table_groups
+from cpr.shards.groups import TableGroup, table_groups, tables_prefix, walk
 from cpr.shards.matching import match_state
 from cpr.shards.row_columns import RowColumns, row_columns
 from cpr.shards.shard import TableShard
@@ -37,10 +37,32 @@ def find_shards(model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> list[
         ValueError: the model holds tables in an unsupported way.
     """
     shards = [shard for group in table_groups(model) for shard in _shards(group, optimizers)]
-    return sorted(
-        (shard for shard in shards if shard.num_rows),
-        key=lambda shard: shard.extent,
-    )
+    return sorted((shard for shard in shards if shard.num_rows), key=lambda shard: shard.extent)
+
+
+def dense_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Live parameters and persistent buffers outside of sharded tables, by their name in `state_dict()`.
+
+    The tensors share memory with the model and can be written without `no_grad`. A tensor with several names
+    in one module appears under each.
+
+    Args:
+        model: a `DistributedModelParallel`, or any module.
+    """
+    found: dict[str, Tensor] = {}
+    inside: tuple[str, ...] = ()
+    for path, module in walk(model):
+        prefix = tables_prefix(module)
+        if prefix is not None:
+            inside += (f"{path}{prefix}.",)
+        if path.startswith(inside):
+            continue
+        hidden = module._non_persistent_buffers_set
+        persistent = {name: buffer for name, buffer in module._buffers.items() if name not in hidden}
+        for name, tensor in (module._parameters | persistent).items():
+            if tensor is not None:
+                found[f"{path}{name}"] = tensor.detach()
+    return found
 
 
 def _shards(group: TableGroup, optimizers: Sequence[Optimizer]) -> Iterator[TableShard]:

@@ -23,47 +23,9 @@ UPDATED_IN_FORWARD: Final = (EmbOptimType.ENSEMBLE_ROWWISE_ADAGRAD, EmbOptimType
 """FBGEMM's optimizers that average rows over time, in the forward pass of training."""
 
 
-class UpdateHooks(Hooks):
-    """Hooks of `before_updates`."""
-
-    def __init__(self, callback: Callable[[], object]) -> None:
-        super().__init__()
-        self._callback: Callable[[], object] | None = callback
-
-    def remove(self) -> None:
-        """Remove all hooks, including those of running backward passes."""
-        self._callback = None
-        super().remove()
-
-    def hook_module(self, tbe: Any) -> None:
-        """Add hooks to an FBGEMM module with a fused optimizer."""
-        self.handles.append(tbe.register_forward_hook(self._after_forward))
-        if tbe.optimizer in UPDATED_IN_FORWARD or row_columns(tbe):
-            # runs before the hooks of owners of additional columns
-            self.handles.append(tbe.register_forward_pre_hook(self._before_forward, prepend=True))
-
-    def hook_optimizer(self, optimizer: Optimizer) -> None:
-        """Add hooks to an ordinary optimizer."""
-        for inner in unwrapped(optimizer):
-            self.handles.append(inner.register_step_pre_hook(self._call))
-
-    def _call(self, *_: object) -> None:
-        if self._callback is not None:
-            self._callback()
-
-    def _after_forward(self, tbe: nn.Module, inputs: Any, output: Tensor) -> None:
-        if output.requires_grad:
-            # a new tensor each pass, so the hook needs no removal
-            output.register_hook(self._call)  # type: ignore[no-untyped-call]
-
-    def _before_forward(self, tbe: nn.Module, inputs: Any) -> None:
-        if tbe.training:
-            self._call()
-
-
 def before_updates(
     model: nn.Module, optimizers: Sequence[Optimizer], callback: Callable[[], object]
-) -> UpdateHooks:
+) -> Hooks:
     """Call `callback` before training changes any table row of this rank.
 
     The callback runs in each step, at least once: before the rows of each FBGEMM module change, and before
@@ -78,19 +40,39 @@ def before_updates(
         callback: must be fast, as it runs in every step.
 
     Returns:
-        The hooks, to be removed.
+        The hooks, to be removed; then running backward passes do not call it either.
 
     Raises:
         ValueError: the model holds tables in an unsupported way.
     """
-    hooks = UpdateHooks(callback)
+    hooks, callbacks = Hooks(), [callback]
+    hooks.callback(callbacks.clear)
+
+    def call(*_: object) -> None:
+        for each in callbacks:
+            each()
+
+    def after_forward(tbe: nn.Module, inputs: Any, output: Tensor) -> None:
+        if output.requires_grad:
+            # a new tensor each pass, so the hook needs no removal
+            output.register_hook(call)  # type: ignore[no-untyped-call]
+
+    def before_forward(tbe: nn.Module, inputs: Any) -> None:
+        if tbe.training:
+            call()
+
     unfused: list[Tensor] = []
     for group in table_groups(model):
-        if isinstance(group.emb_module, DenseTableBatchedEmbeddingBagsCodegen):
+        tbe = group.emb_module
+        if isinstance(tbe, DenseTableBatchedEmbeddingBagsCodegen):
             unfused += [table.weights for table in group.tables]
-        else:
-            hooks.hook_module(group.emb_module)
+            continue
+        hooks.enter_context(tbe.register_forward_hook(after_forward))
+        if tbe.optimizer in UPDATED_IN_FORWARD or row_columns(tbe):
+            # runs before the hooks of owners of additional columns
+            hooks.enter_context(tbe.register_forward_pre_hook(before_forward, prepend=True))
     for optimizer in optimizers:
         if any(is_updated_by(optimizer, weights) for weights in unfused):
-            hooks.hook_optimizer(optimizer)
+            for inner in unwrapped(optimizer):
+                hooks.enter_context(inner.register_step_pre_hook(call))
     return hooks

@@ -151,6 +151,15 @@ def test_batches_of_runs_are_independent(monkeypatch):
     assert agrees(pieces.overhead, exact_partial(HARSH, HOUR)[0])
 
 
+def test_json_contains_the_figures():
+    result = run(CALM, "partial", HOUR, num_trials=20)
+    body = result.to_json()
+    assert body["overhead"]["mean"] == result.overhead.value
+    assert sum(part["mean"] for part in body["parts"].values()) == pytest.approx(result.overhead.value)
+    assert body["overhead_worst_5_percent"] == np.quantile(result.overheads, 0.95)
+    assert (body["recovery"], body["interval_s"], body["finished_share"]) == ("partial", HOUR, 1)
+
+
 def test_unfinished_runs_are_counted():
     """Recovery takes five mean times to failure: hardly one succeeds."""
     hopeless = replace(HARSH, T_fail=60.0)
