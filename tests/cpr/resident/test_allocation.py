@@ -1,21 +1,13 @@
 """Tables live in the segment from the start, and those of the worker before come back bit by bit."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from unittest.mock import patch
 
 import pytest
 import torch
-import xxhash
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed import batched_embedding_kernel as kernels
-from torchrec.distributed.embedding import ShardedEmbeddingCollection
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
 from cpr.errors import NotEnoughMemoryError, ResidentMemoryError
 from cpr.resident import allocation as module
@@ -36,13 +28,14 @@ OPTIMIZERS = [
     EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 ]
 PATCHED = [
-    (kernels.SplitTableBatchedEmbeddingBagsCodegen, "_apply_split"),
-    (kernels.EmbeddingFusedOptimizer, "__init__"),
-    (kernels.BaseBatchedEmbedding, "init_parameters"),
-    (kernels.BaseBatchedEmbeddingBag, "init_parameters"),
-    (ShardedEmbeddingCollection, "reset_parameters"),
-    (ShardedEmbeddingBagCollection, "reset_parameters"),
+    *(module.ALLOCATOR, module.OPTIMIZER, module.COLUMNS),
+    *(*module.INITIALISERS, *module.RESETS.values()),
 ]
+
+
+def patched():
+    """What stands now in place of each method that is replaced while a model is built."""
+    return [getattr(module._find(*each), each[2]) for each in PATCHED]
 
 
 def build(optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, **rows):
@@ -172,47 +165,38 @@ def test_new_tables_are_initialised_and_adopted_ones_are_not_touched(home):
     assert replicated.weights.unique().numel() > 20
 
 
-@pytest.mark.parametrize("rows", [{"a": 41}, {"e": 26}], ids=["first kernel", "last kernel"])
-def test_other_tables_get_new_memory_and_the_old_content_can_still_be_read(home, rows):
+OTHER = "the segment holds other tables"
+
+
+@pytest.mark.parametrize(
+    ("rebuild", "reason"),
+    [
+        (partial(build, a=41), OTHER),
+        (partial(build, e=26), OTHER),
+        (partial(build, optimizer=EmbOptimType.EXACT_ADAGRAD), OTHER),
+        (lambda: shard(LAYOUT, bag=bags(**BAGS)), "the model lacks 1 of the kernels"),
+    ],
+    ids=["first kernel", "last kernel", "optimizer", "fewer kernels"],
+)
+def test_another_model_gets_new_memory_and_the_old_content_can_still_be_read(home, rebuild, reason):
     segment = home.create("rank0")
     model, _ = build_in(segment)
     segment.seal(**RUN, shards=find_shards(model))
     train(model)
     old = copies(model)
     found = crash_and_find(home, segment)
-    again, allocation = build_in(found, adopt=True, **rows)
+    with allocate_tables(found, adopt=True) as allocation:
+        again = rebuild()
     assert not allocation.adopted
-    assert "the segment holds other tables" in allocation.reason
+    assert reason in allocation.reason
     new = resident_shards(again)
     assert all((state == 0).all() for s in new for state in s.optimizer_state.values())
     assert all(table.weights.unique().numel() > 20 for table in new)
-    train(again)
+    for table in new:
+        table.weights.add_(1)
     assert_same(old, found.held_shards())  # training the new ones does not change it
     found.seal(**RUN, shards=find_shards(again))
     assert_same(new, found.held_shards())
-
-
-def test_fewer_tables_get_new_memory_too(home):
-    segment = home.create("rank0")
-    model, _ = build_in(segment)
-    segment.seal(**RUN, shards=find_shards(model))
-    old = copies(model)
-    found = crash_and_find(home, segment)
-    with allocate_tables(found, adopt=True) as allocation:
-        again = shard(LAYOUT, bag=bags(**BAGS))
-    assert not allocation.adopted
-    assert "lacks 1 of the kernels" in allocation.reason
-    assert all(table.weights.unique().numel() > 20 for table in resident_shards(again))
-    resident_shards(again)[0].weights.zero_()
-    assert_same(old, found.held_shards())
-
-
-def test_another_optimizer_does_not_adopt(home):
-    segment = home.create("rank0")
-    model, _ = build_in(segment, optimizer=EmbOptimType.EXACT_SGD)
-    segment.seal(**RUN, shards=find_shards(model))
-    _, allocation = build_in(crash_and_find(home, segment), adopt=True, optimizer=EmbOptimType.EXACT_ADAGRAD)
-    assert not allocation.adopted
 
 
 def test_what_was_never_sealed_is_not_adopted(home):
@@ -222,14 +206,14 @@ def test_what_was_never_sealed_is_not_adopted(home):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_stays_patched(home, fails):
-    before = [getattr(owner, name) for owner, name in PATCHED]
+    before = patched()
     segment = home.create("rank0")
     if fails:
         with pytest.raises(ZeroDivisionError), allocate_tables(segment, adopt=False):
             _ = build(), 1 / 0
     else:
         build_in(segment)
-    assert [getattr(owner, name) for owner, name in PATCHED] == before
+    assert patched() == before
     files = set(segment.folder.iterdir())
     build()
     assert set(segment.folder.iterdir()) == files
@@ -237,14 +221,14 @@ def test_nothing_stays_patched(home, fails):
 
 def test_an_unknown_torchrec_is_one_clear_error(home):
     gone = {"embedding": (module.COLLECTIONS, "ShardedEmbeddingCollection", "no_such_method")}
-    before = [getattr(owner, name) for owner, name in PATCHED]
+    before = patched()
     with (
         patch.object(module, "RESETS", gone),
         pytest.raises(ResidentMemoryError, match=r"no_such_method.*use torchrec and fbgemm-gpu 1\.6"),
         allocate_tables(home.create("rank0"), adopt=False),
     ):
         pass
-    assert [getattr(owner, name) for owner, name in PATCHED] == before
+    assert patched() == before
 
 
 def test_a_view_that_is_left_behind_is_noticed(home):
@@ -265,60 +249,3 @@ def test_a_view_that_is_left_behind_is_noticed(home):
 def test_too_little_memory_is_an_error_before_training_and_no_crash(small_root):
     with pytest.raises(NotEnoughMemoryError, match="CPR_RESIDENT_ROOT"):
         build_in(Home("run", small_root).create("rank0"), a=200_000)
-
-
-TRAINER = """
-import sys, torch.distributed as dist
-from tests.cpr.resident.test_allocation import train_and_die
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-train_and_die(sys.argv[1])
-"""
-
-
-def digests(model):
-    return {name: xxhash.xxh3_128_hexdigest(t.numpy().tobytes()) for name, t in contents(model).items()}
-
-
-def train_and_die(root):
-    segment = Home("run", root).create("rank0")
-    torch.manual_seed(0)
-    model, _ = build_in(segment)
-    segment.seal(**RUN, shards=find_shards(model))
-    train(model, 0, 4)
-    segment.replica.write(4, {s.name: dict(s.counters) for s in resident_shards(model)})
-    segment.status.step_finished = 4
-    print(json.dumps(digests(model)), flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.system
-@pytest.mark.timeout(120)
-def test_after_kill_9_everything_is_as_it_was(tmp_path):
-    root = Path(__file__).parents[3]
-    died = subprocess.run(
-        [sys.executable, "-c", TRAINER, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert died.returncode == -signal.SIGKILL, died.stderr
-    before = json.loads(died.stdout.splitlines()[-1])
-
-    (found,), _ = Home("run", tmp_path).find()
-    assert found.claim()
-    assert found.status.step_finished == 4
-    model, allocation = build_in(found, adopt=True)
-    assert allocation.adopted
-    assert digests(model) == before
-    step, by_shard = found.replica.read()
-    assert step == 4
-    for table in resident_shards(model):
-        for name, counter in table.counters.items():
-            counter.copy_(by_shard[table.name][name])
-        table.invalidate()
-    train(model, 4, 6)
-    torch.manual_seed(0)
-    undisturbed, _ = build_in(Home("control", tmp_path).create("rank0"))
-    train(undisturbed, 0, 6)
-    assert digests(model) == digests(undisturbed)

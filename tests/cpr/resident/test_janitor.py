@@ -89,19 +89,10 @@ def test_it_waits_for_workers_that_survive_the_agent(watched, agent):
     wait_until(lambda: not watched.folder.exists())
 
 
-def test_another_agent_of_the_run_keeps_the_memory(watched, agent, monkeypatch):
-    monkeypatch.setenv(LAUNCH_PID, str(os.getpid()))
-    ensure_janitor(watched.folder)
-    agent.kill()
-    agent.wait()
-    time.sleep(2 * LOOK_S)
-    assert live_keepers(watched.folder) == [os.getpid()]
-    assert watched.remove()
-
-
-def test_an_agent_that_survives_cpr_run_keeps_the_memory(watched, agent, monkeypatch):
-    """It starts workers again, which have to find it."""
-    monkeypatch.setenv(AGENT_PID, str(os.getpid()))
+@pytest.mark.parametrize("other", [LAUNCH_PID, AGENT_PID])
+def test_another_agent_of_the_run_keeps_the_memory(watched, agent, monkeypatch, other):
+    """Another launcher's, or one that survives `cpr run`: it starts workers again, which have to find it."""
+    monkeypatch.setenv(other, str(os.getpid()))
     ensure_janitor(watched.folder)  # while both live
     agent.kill()
     agent.wait()
@@ -123,26 +114,6 @@ def test_there_is_one_and_it_is_not_the_workers_child(watched):
     assert open_files == {Path(os.devnull), janitor_file(watched.folder)}
     assert watched.remove()
     wait_until(lambda: janitors(watched) == [])
-
-
-def test_pipes_of_the_worker_end_with_it(home, agent):
-    """Who reads a worker's output must see its end although the janitor lives on."""
-    code = (
-        "import sys; from pathlib import Path; from cpr.resident.janitor import ensure_janitor; "
-        "ensure_janitor(Path(sys.argv[1]))"
-    )
-    root = str(Path(__file__).parents[3])
-    worker = subprocess.run(
-        [sys.executable, "-c", code, home.folder],
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
-    assert (worker.stdout, worker.stderr) == (b"", b"")
-    wait_until(lambda: janitors(home) != [])
-    assert home.remove()
-    wait_until(lambda: janitors(home) == [])
 
 
 def test_agents_in_another_container_keep_the_memory_when_those_here_are_dead(watched, agent):

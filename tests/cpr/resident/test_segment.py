@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cpr.errors import DamagedMemoryError
 from cpr.resident.folders import forget_unsaved
 from cpr.resident.segment import Segment
 from tests.cpr.resident.shards import COLS, ROWS, RUN, assert_same, crash_and_find, make_shard
@@ -44,15 +43,6 @@ def test_sealing_again_forgets_and_frees_what_was_before(home):
     segment.seal(**RUN, shards=[shard])
     assert len(list(segment.folder.glob("*.memory"))) == 3
     assert_same([shard], segment.held_shards())
-
-
-def test_a_region_is_mapped_as_it_was_left(home):
-    segment = home.create("rank1")
-    segment.region("a", torch.int32, 10).copy_(torch.arange(10))
-    again = Segment(segment.folder)
-    assert again.region("a", torch.int32, 10).tolist() == list(range(10))
-    with pytest.raises(DamagedMemoryError, match="40 bytes instead of 44"):
-        Segment(segment.folder).region("a", torch.int32, 11)
 
 
 @pytest.mark.parametrize("name", ["", "../a", ".a", "a/b"])

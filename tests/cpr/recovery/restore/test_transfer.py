@@ -1,6 +1,7 @@
 """Every row has one source, whatever the old and the new layout; what is preferred, what counts as lost."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given
@@ -112,18 +113,9 @@ def test_every_row_of_every_new_shard_has_exactly_one_source(case):
                 lost[band.rows[0] - at.row_offset : band.rows[1] - at.row_offset] = False
         np.testing.assert_array_equal(lost, ~mine.all(1))  # nothing that is there is thrown away
         assert (sources.moved_rows, sources.lost_rows) == ((~lost).sum(), lost.sum())
-
-
-def test_rows_of_which_some_columns_are_gone_are_lost_as_a_whole():
-    (sources,) = plan_sources([needed((0, 40))], [held((0, 40), (0, 4)), held((0, 10), (4, 8), index=1)])
-    assert [(band.rows, len(band.sources)) for band in sources.bands] == [((0, 10), 2), ((10, 40), 0)]
-    assert sources.lost_ranges == [(10, 40)]
-
-
-def test_neighbours_from_one_source_are_one_band():
-    (sources,) = plan_sources([needed((0, 40))], [held((0, 40)), held((10, 20), rank=1, step=4)])
-    (band,) = sources.bands
-    assert (band.rows, [piece.rank for piece in band.sources]) == ((0, 40), [0])
+        lost_rows = [row for interval in sources.lost_ranges for row in range(*interval)]
+        assert lost_rows == list(np.flatnonzero(lost) + at.row_offset)
+        assert all(one.sources != two.sources for one, two in pairwise(sources.bands))
 
 
 def test_the_newest_generation_is_preferred_then_steps_then_the_worker_itself_then_the_lowest_rank():
