@@ -171,7 +171,7 @@ def _reduce(messages: list[NDArray[np.int32]], points: int) -> MetricValues:
     errors = errors + np.where(counts > points, 0.5 / points, 0.0)
     return MetricValues(
         num_samples=total,
-        auc=_auc(*(_pooled(scores[:, row], counts[:, row]) for row in range(2))),
+        auc=auc_of(*(_pooled(scores[:, row], counts[:, row]) for row in range(2))),
         auc_error_bound=float((errors * counts).sum(axis=0) @ (1 / counts.sum(axis=0))),
         log_loss=log_loss,
         normalized_entropy=float(log_loss / entropy),
@@ -186,7 +186,7 @@ def _pooled(scores: NDArray[np.float32], counts: NDArray[np.float64]) -> tuple[F
     return values, np.repeat(counts / np.maximum(sent, 1), sent)
 
 
-def _auc(clicks: tuple[Floats, NDArray[np.float64]], others: tuple[Floats, NDArray[np.float64]]) -> float:
+def auc_of(clicks: tuple[Floats, NDArray[np.float64]], others: tuple[Floats, NDArray[np.float64]]) -> float:
     """Share of pairs in which the click is higher, ties one half; arguments are (values, weights)."""
     order = np.argsort(others[0])
     values = others[0][order]

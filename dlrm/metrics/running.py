@@ -5,6 +5,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from dlrm.metrics.click import auc_of
+
 WINDOW: Final = 2**16
 """Samples of a running AUC: its standard error is 0.003 at one click in four."""
 
@@ -59,12 +61,10 @@ class RunningAuc:
     def value(self) -> float | None:
         """Compute the AUC, ties counting one half; None while the window has labels of one class only."""
         scores, labels = self._ring[:, : min(self._seen, self._window)].cpu().numpy()
-        clicks, others = np.sort(scores[labels == 1]), np.sort(scores[labels != 1])
+        clicks, others = scores[labels == 1], scores[labels != 1]
         if not len(clicks) or not len(others):
             return None
-        lower = np.searchsorted(others, clicks, side="left").sum()
-        not_higher = np.searchsorted(others, clicks, side="right").sum()
-        return float(lower + not_higher) / (2 * len(clicks) * len(others))
+        return auc_of((clicks, np.ones(len(clicks))), (others, np.ones(len(others))))
 
 
 class ChanceWatch:

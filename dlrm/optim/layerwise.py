@@ -5,8 +5,8 @@ of other one-dimensional tensors (Jia et al., arXiv 1807.11205). Every tensor, b
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,31 +19,14 @@ class _LayerwiseOptimizer(Optimizer):
     """The step that LARS and LAMB share; subclasses update the parameters of a group."""
 
     def __init__(self, params: Iterable[nn.Parameter], options: dict[str, Any], norms: Norms) -> None:
-        if options["lr"] < 0 or options["weight_decay"] < 0:
-            raise ValueError(
-                f"lr={options['lr']} and weight_decay={options['weight_decay']} must not be negative"
-            )
         super().__init__(params, options)
         self._norms = norms
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update all parameters that have a gradient.
-
-        Args:
-            closure: recomputes loss and gradients; its value is returned.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # there is no use for a closure
+        """Update all parameters that have a gradient."""
         for group in self.param_groups:
             self._update([each for each in group["params"] if each.grad is not None], group)
-        return loss
 
     @abstractmethod
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
@@ -72,9 +55,6 @@ class LARS(_LayerwiseOptimizer):
         weight_decay: of parameters with two dimensions or more.
         trust_coefficient: share of a layer's norm that a step of rate 1 may change.
         norms: computes norms; with `dlrm.optim.norms.SharedNorms`, all ranks step together.
-
-    Raises:
-        ValueError: an option is out of its range.
     """
 
     def __init__(
@@ -87,11 +67,6 @@ class LARS(_LayerwiseOptimizer):
         trust_coefficient: float = 0.001,
         norms: Norms = local_norms,
     ) -> None:
-        if not 0 <= momentum < 1 or trust_coefficient <= 0:
-            raise ValueError(
-                f"momentum={momentum} must be from 0 to below 1, and trust_coefficient={trust_coefficient} "
-                "positive"
-            )
         options = {
             "lr": lr,
             "momentum": momentum,
@@ -137,9 +112,6 @@ class LAMB(_LayerwiseOptimizer):
         eps: added to the root of the second moment.
         weight_decay: of parameters with two dimensions or more.
         norms: computes norms; with `dlrm.optim.norms.SharedNorms`, all ranks step together.
-
-    Raises:
-        ValueError: an option is out of its range.
     """
 
     def __init__(
@@ -152,8 +124,6 @@ class LAMB(_LayerwiseOptimizer):
         weight_decay: float = 0.0,
         norms: Norms = local_norms,
     ) -> None:
-        if not all(0 <= beta < 1 for beta in betas) or eps <= 0:
-            raise ValueError(f"betas={betas} must be from 0 to below 1, and eps={eps} positive")
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, options, norms)
 

@@ -1,6 +1,6 @@
 """Where tables of a split head may lie, and a plan that puts them there: tables in balance, pieces evenly."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -33,29 +33,19 @@ def columns_by_rank(head: Head, plan: Mapping[str, ParameterSharding], world_siz
     Raises:
         ValueError: a split head cannot have its tables where `plan` puts them.
     """
-    kinds = {each.sharding_type for each in plan.values()}
-    allowed = sharding_types(head)
-    name = type(head).__name__
-    missing = {table.name for table in head.tables.embedding_bag_configs()} - plan.keys()
-    if missing:
+    name, allowed = type(head).__name__, sharding_types(head)
+    tables = [table.name for table in head.tables.embedding_bag_configs()]
+    kinds = {plan[table].sharding_type if table in plan else "missing" for table in tables}
+    if len(kinds) > 1 or not kinds <= set(allowed):
         raise ValueError(
-            f"the plan of a {name} lacks its tables {', '.join(sorted(missing))}; name all of them"
+            f"a {name} can be split with its tables all {' or all '.join(allowed)}, not "
+            f"{' and '.join(sorted(kinds))}; or plan its `tables` instead of the {name} itself"
         )
-    if len(kinds) > 1:
-        raise ValueError(
-            f"the tables of a {name} that is split lie all alike, not {' and '.join(sorted(kinds))}: "
-            f"shard all {allowed[0]}, or plan its `tables` instead of the {name} itself"
-        )
-    if not kinds <= set(allowed):
-        raise ValueError(
-            f"a {name} can be split with its tables {' or '.join(allowed)}, not {''.join(kinds)}; "
-            f"or plan its `tables` instead of the {name} itself"
-        )
-    layouts = {table: _pieces(sharding) for table, sharding in plan.items()}
+    layouts = [_pieces(plan[table]) for table in tables]
     if kinds == {SHARDING_TYPES["columns"]}:
         _check_columns(name, layouts)
     columns = [0] * world_size
-    for pieces in layouts.values():
+    for pieces in layouts:
         for rank, _, width in pieces:
             columns[rank] = max(columns[rank], width)
     return columns
@@ -67,32 +57,18 @@ def _pieces(sharding: ParameterSharding) -> list[tuple[int, int, int]]:
     return [(shard.placement.rank(), shard.shard_offsets[1], shard.shard_sizes[1]) for shard in shards]
 
 
-def _check_columns(name: str, layouts: Mapping[str, list[tuple[int, int, int]]]) -> None:
-    first, *others = layouts
-    for table in others:
-        if layouts[table] != layouts[first]:
-            raise ValueError(
-                f"a {name} is split by columns, so that every rank has the same columns of all its tables; "
-                f"{first} has {_described(layouts[first])}, but {table} has {_described(layouts[table])}"
-            )
-    pieces = layouts[first]
-    ranks = [rank for rank, _, _ in pieces]
-    if ranks != sorted(set(ranks)):
-        raise ValueError(
-            f"the columns of a {name} lie in the order of ranks, one piece each, "
-            f"not as {_described(pieces)}; put the ranks in order"
-        )
-    dim = sum(width for _, _, width in pieces)
-    if any(width <= 0 or width % COLUMN_STEP for _, _, width in pieces):
-        raise ValueError(
-            f"the {dim} columns of a {name} cannot be split as {_described(pieces)}: every piece needs a "
-            f"multiple of {COLUMN_STEP} (an FBGEMM limit), so that {dim} columns split over at most "
-            f"{dim // COLUMN_STEP} ranks; give columns to fewer ranks, or plan its `tables` instead"
-        )
-
-
-def _described(pieces: Iterable[tuple[int, int, int]]) -> str:
-    return ", ".join(f"{width} on rank {rank}" for rank, _, width in pieces)
+def _check_columns(name: str, layouts: Sequence[list[tuple[int, int, int]]]) -> None:
+    pieces = layouts[0]
+    ranks, widths = [rank for rank, *_ in pieces], [width for *_, width in pieces]
+    in_steps = all(width > 0 and width % COLUMN_STEP == 0 for width in widths)
+    if ranks == sorted(set(ranks)) and in_steps and all(each == pieces for each in layouts):
+        return
+    found = {", ".join(f"{width} on rank {rank}" for rank, _, width in each) for each in layouts}
+    raise ValueError(
+        f"a {name} is split by columns: every rank has the same columns of all tables, in one piece, in the "
+        f"order of ranks, and a multiple of {COLUMN_STEP} of them (an FBGEMM limit), not "
+        f"{'; '.join(sorted(found))}. Give columns to fewer ranks, or plan its `tables` instead"
+    )
 
 
 def neighbour_of_dense(owners: Sequence[int]) -> int:

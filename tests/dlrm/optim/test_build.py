@@ -15,21 +15,21 @@ from dlrm.sharding.parameters import dense_parameters
 KINDS = {"cat_0": "data_parallel", "cat_1": "data_parallel", "cat_2": "column_wise", "cat_3": "table_wise"}
 
 
+STEPPED = ScheduleConfig(warmup_steps=4, decay_start_step=10, decay_steps=10)
+LINEAR = ScheduleConfig(decay_steps=10, power=1.0)
+
+
 @pytest.mark.parametrize(
-    ("step", "factor"), [(0, 0.25), (3, 1.0), (4, 1.0), (10, 1.0), (11, 0.9**2), (19, 0.1**2), (20, 0.0)]
+    ("config", "factors"),
+    [
+        (STEPPED, {0: 0.25, 3: 1.0, 4: 1.0, 10: 1.0, 11: 0.9**2, 19: 0.1**2, 20: 0.0}),
+        (LINEAR, {0: 1.0, 5: 0.5, 10: 0.0}),
+        (ScheduleConfig(), {0: 1.0, 1: 1.0, 10**9: 1.0}),
+    ],
+    ids=["warm-up and decay", "power 1", "constant"],
 )
-def test_schedule_warms_up_stays_and_decays(step, factor):
-    config = ScheduleConfig(warmup_steps=4, decay_start_step=10, decay_steps=10)
-    assert schedule_factor(config, step) == pytest.approx(factor, abs=1e-12)
-
-
-def test_rates_are_constant_without_a_schedule():
-    assert {schedule_factor(ScheduleConfig(), step) for step in (0, 1, 10**9)} == {1.0}
-
-
-def test_power_1_decays_linearly():
-    config = ScheduleConfig(decay_steps=10, power=1.0)
-    assert [schedule_factor(config, step) for step in (0, 5, 10)] == [1.0, 0.5, 0.0]
+def test_schedule_warms_up_stays_and_decays(config, factors):
+    assert {step: schedule_factor(config, step) for step in factors} == pytest.approx(factors, abs=1e-12)
 
 
 def fused_rates(model):
@@ -102,33 +102,32 @@ def step_once(model, dense, make_batch):
     return before, [parameter.detach() for parameter in dense_parameters(model)]
 
 
-def test_clipping_limits_the_norm_of_all_dense_parameters_together(shard_model, make_batch):
-    dense = DenseConfig(optimizer="sgd", learning_rate=1.0, clip_norm=0.25)
-    before, after = step_once(shard_model(KINDS), dense, make_batch)
+def test_clipping_limits_the_norm_of_all_dense_parameters_together_and_leaves_tables_alone(
+    shard_model, whole_tables, make_batch
+):
+    tables = []
+    for clip_norm in (0.0, 0.25):
+        model = shard_model(KINDS)
+        dense = DenseConfig(optimizer="sgd", learning_rate=1.0, clip_norm=clip_norm)
+        before, after = step_once(model, dense, make_batch)
+        tables.append(whole_tables(model))
     moved = torch.cat([(new - old).flatten() for new, old in zip(after, before, strict=True)])
     assert moved.norm().item() == pytest.approx(0.25, rel=1e-4)
-
-
-def test_clipping_leaves_tables_alone(shard_model, whole_tables, make_batch):
-    tables = []
-    for clip_norm in (0.0, 1e-3):
-        model = shard_model(KINDS)
-        step_once(model, DenseConfig(clip_norm=clip_norm), make_batch)
-        tables.append(whole_tables(model))
     for name, unclipped in tables[0].items():
         assert torch.equal(tables[1][name], unclipped), name
 
 
-def test_lamb_moves_each_layer_by_the_rate(shard_model, make_batch):
-    dense = DenseConfig(optimizer="lamb", learning_rate=0.01)
+@pytest.mark.parametrize(
+    ("dense", "share"),
+    [
+        (DenseConfig(optimizer="lamb", learning_rate=0.01), 0.01),
+        (DenseConfig(optimizer="lars", learning_rate=2.0, trust_coefficient=0.02), 0.04),
+    ],
+    ids=["lamb", "lars"],
+)
+def test_large_batch_optimizers_move_each_layer_by_its_share(dense, share, shard_model, make_batch):
     for old, new in zip(*step_once(shard_model(KINDS), dense, make_batch), strict=True):
-        assert ((new - old).norm() / old.norm()).item() == pytest.approx(0.01, rel=1e-3)
-
-
-def test_lars_moves_each_layer_by_the_trust_coefficient(shard_model, make_batch):
-    dense = DenseConfig(optimizer="lars", learning_rate=2.0, trust_coefficient=0.02)
-    for old, new in zip(*step_once(shard_model(KINDS), dense, make_batch), strict=True):
-        assert ((new - old).norm() / old.norm()).item() == pytest.approx(0.04, rel=1e-3)
+        assert ((new - old).norm() / old.norm()).item() == pytest.approx(share, rel=1e-3)
 
 
 def test_large_batch_optimizers_take_weight_decay(shard_model, make_batch):
@@ -138,13 +137,6 @@ def test_large_batch_optimizers_take_weight_decay(shard_model, make_batch):
         ended.append(step_once(shard_model(KINDS), dense, make_batch)[1])
     for plain, decayed in zip(*ended, strict=True):
         assert torch.equal(plain, decayed) == (plain.dim() == 1)
-
-
-def test_without_replicated_tables_there_is_nothing_to_update(shard_model):
-    replicated = ReplicatedTables(shard_model(), TablesConfig())
-    assert replicated.optimizer is None
-    replicated.zero_grad()
-    replicated.step()
 
 
 def loaded(model, state, dense):
@@ -209,10 +201,5 @@ def test_the_state_of_another_optimizer_is_refused(shard_model, make_batch):
     state = state_after_a_step(model, DenseConfig(optimizer="adagrad"), make_batch)
     with pytest.raises(ValueError, match=r"optimizer=adagrad, .* resume with dense.optimizer=adagrad"):
         loaded(model, state, DenseConfig(optimizer="adam"))
-
-
-def test_a_state_without_the_optimizers_name_is_loaded(shard_model, make_batch):
-    model = shard_model(KINDS)
-    state = state_after_a_step(model, DenseConfig(), make_batch)
-    del state["optimizer"]
+    del state["optimizer"]  # as in states of older runs
     assert loaded(model, state, DenseConfig()).state_dict()["factor"] == state["factor"]

@@ -113,46 +113,9 @@ def test_a_restored_state_continues_bit_for_bit(make):
 
 
 @pytest.mark.parametrize("make", [LARS, LAMB])
-def test_zero_gradients_of_zeros_change_nothing(make):
-    weight = nn.Parameter(torch.zeros(3, 3))
-    weight.grad = torch.zeros(3, 3)
+@pytest.mark.parametrize(("start", "gradient", "end"), [(0.0, 0.0, 0.0), (1.0, math.nan, math.nan)])
+def test_zeros_stay_zeros_and_nan_reaches_the_weights(make, start, gradient, end):
+    weight = nn.Parameter(torch.full((3, 3), start))
+    weight.grad = torch.full((3, 3), gradient)
     make([weight], lr=1.0, weight_decay=0.1).step()
-    assert not weight.any()
-
-
-@pytest.mark.parametrize("make", [LARS, LAMB])
-def test_nan_reaches_the_weights(make):
-    weight = nn.Parameter(torch.ones(3, 3))
-    weight.grad = torch.full((3, 3), float("nan"))
-    make([weight], lr=1.0).step()
-    assert weight.isnan().all()
-
-
-@pytest.mark.parametrize("make", [LARS, LAMB])
-def test_a_closure_is_called_once_with_gradients(make):
-    weight = nn.Parameter(torch.ones(3))
-    optimizer = make([weight], lr=0.1)
-
-    def closure():
-        loss = (weight**2).sum()
-        loss.backward()
-        return loss.item()
-
-    assert optimizer.step(closure) == 3.0
-    assert (weight < 1).all()
-
-
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (LARS, {"lr": -1.0}),
-        (LARS, {"lr": 1.0, "momentum": 1.0}),
-        (LARS, {"lr": 1.0, "trust_coefficient": 0.0}),
-        (LAMB, {"lr": 1.0, "weight_decay": -0.1}),
-        (LAMB, {"lr": 1.0, "betas": (0.9, 1.0)}),
-        (LAMB, {"lr": 1.0, "eps": 0.0}),
-    ],
-)
-def test_options_out_of_range_are_refused(make, options):
-    with pytest.raises(ValueError, match="must"):
-        make([nn.Parameter(torch.ones(3))], **options)
+    assert torch.equal(weight.nan_to_num(7.0), torch.full((3, 3), end).nan_to_num(7.0))

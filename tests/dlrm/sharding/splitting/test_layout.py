@@ -7,7 +7,7 @@ from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding
 from data.dataset import Feature
 from dlrm.models.dlrm import DotHead
 from dlrm.models.fm import LinearHead
-from dlrm.sharding.splitting.layout import columns_by_rank, sharding_types
+from dlrm.sharding.splitting.layout import columns_by_rank
 
 ROWS = 10
 FEATURES = [Feature(name=name, rows=ROWS) for name in "ab"]
@@ -25,7 +25,7 @@ def lay(kind, *pieces):
         sharding_type=kind,
         compute_kernel="fused",
         ranks=[rank for rank, *_ in pieces],
-        sharding_spec=EnumerableShardingSpec(shards) if shards else None,
+        sharding_spec=EnumerableShardingSpec(shards),
     )
 
 
@@ -46,11 +46,6 @@ def rows(*counts):
     return lay("row_wise", *((rank, rank * counts[0], 0, count, 4) for rank, count in enumerate(counts)))
 
 
-def test_sharding_types_have_torchrecs_names():
-    assert sharding_types(DotHead) == ["column_wise"]
-    assert sharding_types(LINEAR) == ["table_wise", "row_wise"]
-
-
 @pytest.mark.parametrize(
     ("head", "plan", "expected"),
     [
@@ -67,22 +62,13 @@ def test_columns_of_each_rank(head, plan, expected):
 @pytest.mark.parametrize(
     ("head", "plan", "message"),
     [
-        (LINEAR, {"a": table(0)}, "plan of a LinearHead lacks its tables b; name all"),
-        (LINEAR, {"a": table(0), "b": rows(5, 5)}, "all alike, not row_wise and table_wise: shard all table"),
-        (
-            LINEAR,
-            {"a": lay("data_parallel"), "b": lay("data_parallel")},
-            "_wise or row_wise, not data_p",
-        ),
-        (DOT, {"a": table(0), "b": table(1)}, "with its tables column_wise, not table_wise; or plan its"),
-        (DOT, {"a": columns((0, 8), (1, 8)), "b": columns((0, 16))}, "a has 8 on rank 0, 8 on rank 1, but b"),
-        (DOT, dict.fromkeys("ab", columns((1, 8), (0, 8))), "not as 8 on rank 1, 8 on rank 0; put the ranks"),
-        (
-            DOT,
-            dict.fromkeys("ab", columns((0, 8), (0, 8))),
-            "piece each, not as 8 on rank 0, 8 on rank 0",
-        ),
-        (DOT, dict.fromkeys("ab", columns((0, 6), (1, 10))), "multiple of 4 .* at most 4 ranks"),
+        (LINEAR, {"a": table(0)}, "tables all table_wise or all row_wise, not missing and table_wise; or"),
+        (LINEAR, {"a": table(0), "b": rows(5, 5)}, "not row_wise and table_wise; or plan its `tables`"),
+        (DOT, {"a": table(0), "b": table(1)}, "with its tables all column_wise, not table_wise"),
+        (DOT, {"a": columns((0, 8), (1, 8)), "b": columns((0, 16))}, "not 16 on rank 0; 8 on rank 0, 8 on"),
+        (DOT, dict.fromkeys("ab", columns((1, 8), (0, 8))), "in the order of ranks, .* not 8 on rank 1, 8"),
+        (DOT, dict.fromkeys("ab", columns((0, 8), (0, 8))), "in one piece, .* not 8 on rank 0, 8 on rank 0"),
+        (DOT, dict.fromkeys("ab", columns((0, 6), (1, 10))), "a multiple of 4 of them .* not 6 on rank 0"),
         (DOT, dict.fromkeys("ab", columns((0, 16), (1, 0))), "16 on rank 0, 0 on rank 1.* fewer ranks"),
     ],
 )
