@@ -140,3 +140,10 @@ def test_features_come_in_canonical_order_whatever_the_input(make_model, make_ba
     model, batch = make_model("deepfm"), make_batch(5, seed=1)
     shuffled = batch.sparse.permute([2, 0, 3, 1])
     torch.testing.assert_close(model(batch.dense, shuffled), model(batch.dense, batch.sparse))
+
+
+def test_the_linear_part_draws_its_weights_before_the_deep_part(make_model):
+    """As it has been since before there were heads, so that a seed gives the model that it gave."""
+    weight = make_model("deepfm").wide_dense.weight
+    torch.manual_seed(1)
+    assert torch.equal(weight, torch.empty(1, 13).normal_(std=(2 / 14) ** 0.5))
