@@ -6,12 +6,6 @@ import pytest
 
 from dlrm.config.recipe import load_config, load_warm_started, recipe_names
 
-"""Options are few and chosen for the user: a new one is a decision, not an accident."""
-
-
-def test_the_packaged_recipes_are_listed():
-    assert recipe_names() == ["kaggle", "mlperf-dcnv2", "terabyte", "tiny"]
-
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_loads_and_can_be_dumped(name):
@@ -81,10 +75,6 @@ def test_a_warm_start_is_configured_as_the_other_run_but_saves_elsewhere(tmp_pat
     assert load_warm_started(tmp_path)[1].train.warm_start == str(tmp_path / "checkpoint")
     with pytest.raises(ValueError, match="not the folder of a run"):
         load_warm_started(tmp_path / "nothing")
-
-
-def test_the_last_override_wins():
-    assert load_config("tiny", ["train.seed=1", "train.seed=2"]).train.seed == 2
 
 
 def test_a_recipe_may_be_a_path(tmp_path):

@@ -116,13 +116,6 @@ def test_loss_entropy_and_calibration_follow_their_definitions():
     assert values.note == ""
 
 
-def test_logits_may_be_bfloat16_with_gradients():
-    logits = torch.tensor([0.5, -0.5], dtype=torch.bfloat16, requires_grad=True)
-    metrics = ClickMetrics(CPU)
-    metrics.update(logits, torch.tensor([1.0, 0.0]))
-    assert metrics.compute().auc == 1.0
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_predictions_on_a_gpu_give_the_same_values():
     rng = np.random.default_rng(5)

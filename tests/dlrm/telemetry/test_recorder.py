@@ -24,6 +24,7 @@ from dlrm.telemetry import Recorder, Telemetry, open_telemetry, recorder
 
 CPU = torch.device("cpu")
 BATCH = 100
+CONFIG = {"train": {"epochs": 2, "device": "cpu"}, "model": {"top_mlp": (64, 1)}, "data": {"shuffle": True}}
 
 
 class Terminal(io.StringIO):
@@ -31,10 +32,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def open_run(folder: Path, state: dict | None = None, **options: object) -> Telemetry:
+def open_run(folder: Path, state: dict | None = None, begins: bool = True, **options: object) -> Telemetry:
     defaults = {
         "recipe": "tiny",
-        "config": {"model": {"kind": "dlrm"}},
+        "config": CONFIG,
         "total_samples": 20 * BATCH,
         "device": CPU,
         "log_every_steps": 5,
@@ -43,8 +44,19 @@ def open_run(folder: Path, state: dict | None = None, **options: object) -> Tele
     telemetry = Telemetry(folder, **{**defaults, **options})
     if state is not None:
         telemetry.load_state_dict(state)
-    telemetry.begin()
+    if begins:
+        telemetry.begin()
     return telemetry
+
+
+def one_step(telemetry: Telemetry, step: int, samples: int, loss: float = 0.0, **batch: torch.Tensor) -> None:
+    telemetry.step(
+        step=step,
+        samples=samples,
+        loss=torch.tensor(loss),
+        learning_rates={"tables": 0.1, "dense": 0.2},
+        **{"logits": torch.zeros(2), "labels": torch.zeros(2), **batch},
+    )
 
 
 def train(telemetry: Telemetry, steps: int, good: bool = True) -> None:
@@ -52,14 +64,7 @@ def train(telemetry: Telemetry, steps: int, good: bool = True) -> None:
     for step in range(1, steps + 1):
         labels = (torch.rand(BATCH, generator=generator) < 0.5).float()
         logits = labels if good else torch.rand(BATCH, generator=generator)
-        telemetry.step(
-            step=step,
-            samples=step * BATCH,
-            loss=torch.tensor(float(step)),
-            logits=logits,
-            labels=labels,
-            learning_rates={"tables": 0.1, "dense": 0.2},
-        )
+        one_step(telemetry, step, step * BATCH, float(step), logits=logits, labels=labels)
 
 
 def evaluation() -> MetricValues:
@@ -96,13 +101,14 @@ def test_a_whole_run_writes_configuration_metrics_and_report(tmp_path):
     train(telemetry, 20)
     values = evaluation()
     telemetry.evaluation(step=20, samples=20 * BATCH, values=values)
-    report = telemetry.finish()
-    telemetry.close()
+    report = telemetry.finish()  # nothing is closed: metrics are written unbuffered
 
-    assert json.loads((tmp_path / "config.json").read_text()) == {"model": {"kind": "dlrm"}}
+    assert json.loads((tmp_path / "config.json").read_text())["train"] == CONFIG["train"]
     versions = json.loads((tmp_path / "versions.json").read_text())
     assert versions["torch_build"] == torch.__version__
     assert "torchrec" in versions["packages"]
+    (start,) = lines_of(tmp_path, "hyperparameters")
+    assert (start["train.epochs"], start["model.top_mlp"], start["data.shuffle"]) == (2, [64, 1], True)
     *training, evaluated = lines(tmp_path)
     assert [line["step"] for line in training] == [5, 10, 15, 20]
     assert [line["loss"] for line in training] == [3.0, 8.0, 13.0, 18.0]  # means over 1-5, 6-10, ...
@@ -115,17 +121,7 @@ def test_a_whole_run_writes_configuration_metrics_and_report(tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["metrics"]["auc"] == 1.0
     assert "0.8000" in (tmp_path / "report.txt").read_text()
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_tensorboard_gets_the_same_metrics(tmp_path):
-    telemetry = open_run(tmp_path)
-    train(telemetry, 10)
-    telemetry.evaluation(step=10, samples=10 * BATCH, values=evaluation())
     telemetry.close()
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(5, 3.0), (10, 8.0)]
-    assert events.Scalars("train/learning_rates/dense")[0].value == pytest.approx(0.2)
-    assert events.Scalars("evaluation/auc")[0].value == 1.0
 
 
 def test_a_missing_tensorboard_is_logged_once(tmp_path, monkeypatch, caplog):
@@ -138,13 +134,6 @@ def test_a_missing_tensorboard_is_logged_once(tmp_path, monkeypatch, caplog):
         "tensorboard is not installed: no event files (metrics.jsonl has the same figures)"
     ]
     assert len(lines(tmp_path)) == 2
-
-
-def test_metrics_are_written_unbuffered(tmp_path):
-    telemetry = open_run(tmp_path)
-    train(telemetry, 10)
-    assert [line["step"] for line in lines(tmp_path)] == [5, 10]  # nothing was closed
-    telemetry.close()
 
 
 def test_lines_that_a_full_disk_refuses_are_written_later(tmp_path, monkeypatch, caplog):
@@ -222,10 +211,7 @@ def test_a_run_that_cannot_write_its_configuration_does_not_start(tmp_path, monk
 
 def test_nan_becomes_null_in_metrics(tmp_path):
     telemetry = open_run(tmp_path, log_every_steps=1)
-    zeros = torch.zeros(2)
-    telemetry.step(
-        step=1, samples=2, loss=torch.tensor(torch.nan), logits=zeros, labels=zeros, learning_rates={}
-    )
+    one_step(telemetry, 1, 2, loss=torch.nan)
     telemetry.close()
     assert lines(tmp_path)[0]["loss"] is None
     assert lines(tmp_path)[0]["auc"] is None
@@ -257,12 +243,9 @@ def test_the_time_of_an_evaluation_is_not_training_time(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(recorder, "monotonic", lambda: clock[0])
     telemetry = open_run(tmp_path, log_every_steps=1)
-    zeros = torch.zeros(2)
     for step in (1, 2):
         clock[0] += 2.0
-        telemetry.step(
-            step=step, samples=step * 100, loss=zeros[0], logits=zeros, labels=zeros, learning_rates={}
-        )
+        one_step(telemetry, step, step * 100)
         clock[0] += 50.0
         telemetry.evaluation(step=step, samples=step * 100, values=evaluation())
     report = telemetry.finish()
@@ -276,16 +259,8 @@ def test_the_folder_is_unchanged_before_begin(tmp_path):
     train(first := open_run(tmp_path), 10)
     first.close()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    second = Telemetry(
-        tmp_path,
-        recipe="tiny",
-        config={"model": {"kind": "fm"}},
-        total_samples=1,
-        device=CPU,
-        log_every_steps=5,
-        stream=io.StringIO(),
-    )
-    second.load_state_dict({**Recorder().state_dict(), "steps": 5})
+    state = {**Recorder().state_dict(), "steps": 5}
+    second = open_run(tmp_path, state, begins=False, config={"model": {"kind": "fm"}})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     second.begin()
     second.close()
@@ -303,10 +278,7 @@ def test_a_resumed_run_reports_the_speed_of_its_own_samples(tmp_path, monkeypatc
     earlier.close()
     telemetry = open_run(tmp_path, state, log_every_steps=1)
     clock[0] = 1.0
-    zeros = torch.zeros(2)
-    telemetry.step(
-        step=11, samples=state["samples"] + 100, loss=zeros[0], logits=zeros, labels=zeros, learning_rates={}
-    )
+    one_step(telemetry, 11, state["samples"] + 100)
     assert telemetry.finish().samples_per_s == 100.0
     telemetry.close()
 
@@ -381,7 +353,6 @@ FIRST = Recovery(
     seconds={"detect": 1.0, "restore": 2.0},
 )
 SECOND = Recovery(kind="process", reason="a worker died", generation=2, step=7, pls_total=None)
-CONFIG = {"train": {"epochs": 2, "device": "cpu"}, "model": {"top_mlp": (64, 1)}, "data": {"shuffle": True}}
 
 
 def test_saves_and_recoveries_are_written_once(tmp_path):
@@ -441,17 +412,16 @@ def test_a_paused_run_that_returns_writes_nothing_into_its_successors_metrics(tm
     paused.close()
 
 
-def test_the_configuration_is_recorded_by_key(tmp_path):
-    open_run(tmp_path, config=CONFIG).close()
-    (line,) = lines_of(tmp_path, "hyperparameters")
-    assert (line["train.epochs"], line["model.top_mlp"], line["data.shuffle"]) == (2, [64, 1], True)
-
-
 def test_tensorboard_gets_scalars_and_hyperparameters(tmp_path):
-    telemetry = open_run(tmp_path, config=CONFIG)
+    telemetry = open_run(tmp_path)
+    train(telemetry, 10)
+    telemetry.evaluation(step=10, samples=10 * BATCH, values=evaluation())
     telemetry.costs(SAVES, [FIRST, SECOND])
     telemetry.close()
     events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(5, 3.0), (10, 8.0)]
+    assert events.Scalars("train/learning_rates/dense")[0].value == pytest.approx(0.2)
+    assert events.Scalars("evaluation/auc")[0].value == 1.0
     assert [(event.step, event.value) for event in events.Scalars("save/base/bytes")] == [(4, 1000)]
     assert events.Scalars("save/rows/wait_seconds")[0].value == 0.25
     assert [(event.step, event.value) for event in events.Scalars("recovery/recoveries")] == [(3, 1), (7, 2)]

@@ -55,32 +55,6 @@ def test_the_table_is_aligned_and_complete():
     )
 
 
-def test_undefined_metrics_have_a_reason():
-    values = replace(VALUES, auc=None, normalized_entropy=None, note="all 1000 labels are 0")
-    text = format_report(replace(REPORT, metrics=values))
-    assert text.count("not defined: all 1000 labels are 0") == 2
-
-
-def test_durations_have_fitting_units():
-    assert "time                          2 h 5 min" in format_report(replace(REPORT, seconds=7530))
-    assert "time                          9 s" in format_report(replace(REPORT, seconds=9.4))
-
-
-def test_a_curve_with_gaps_is_still_drawn(tmp_path):
-    curve = [
-        CurvePoint(samples=0, auc=None, log_loss=0.7),
-        CurvePoint(samples=10, auc=0.6, log_loss=0.6),
-        CurvePoint(samples=20, auc=0.7, log_loss=0.5),
-    ]
-    write_report(tmp_path, REPORT, curve)
-    assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_no_evaluation_no_picture(tmp_path):
-    write_report(tmp_path, replace(REPORT, metrics=None), [])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.txt"]
-
-
 def test_the_report_shows_the_exchange_and_lost_gradients():
     first = ExchangeFigures(
         name="ring fp32", steps=100, seconds=0.001, step_seconds=0.02, kept_share=1.0, sent_bytes=4e6
@@ -98,6 +72,23 @@ def test_the_report_shows_the_exchange_and_lost_gradients():
     dense = exchange_report([replace(first, step_seconds=0.0)], [])
     table = format_report(replace(REPORT, exchange=dense))
     assert "exchange of dense gradients   ring fp32: 1.0 ms; 4.00 MB a rank\n" in table
+
+
+def test_undefined_metrics_have_a_reason_and_durations_fitting_units():
+    values = replace(VALUES, auc=None, normalized_entropy=None, note="all 1000 labels are 0")
+    text = format_report(replace(REPORT, metrics=values, seconds=7530))
+    assert text.count("not defined: all 1000 labels are 0") == 2
+    assert "time                          2 h 5 min" in text
+    assert "time                          9 s" in format_report(replace(REPORT, seconds=9.4))
+
+
+def test_a_curve_with_gaps_is_drawn_and_without_evaluations_none(tmp_path):
+    write_report(tmp_path, replace(REPORT, metrics=None), [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.txt"]
+    points = ((0, None, 0.7), (10, 0.6, 0.6), (20, 0.7, 0.5))
+    curve = [CurvePoint(samples=samples, auc=auc, log_loss=loss) for samples, auc, loss in points]
+    write_report(tmp_path, REPORT, curve)
+    assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 RECOVERY = {
