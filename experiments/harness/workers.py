@@ -11,21 +11,49 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from time import monotonic
 from typing import IO, Any, Final, Self
 
 from experiments.harness.launch import worker_environment
 from experiments.harness.network import Network
-from experiments.harness.record import Row
+from experiments.harness.record import Record, Row
 
+CORES: Final = 2
+"""Cores that all workers share."""
 ANSWER: Final = "answer: "
 """Prefix of the lines of rank 0 that answer a request."""
 ANSWER_TIMEOUT_S: Final = 600.0
 """Timeout of an answer."""
 END_TIMEOUT_S: Final = 20.0
 """Time for all workers to end before they are killed."""
+
+
+def measure_missing(
+    record: Record,
+    measurements: Mapping[str, Callable[["Workers"], Row]],
+    network: Network,
+    module: str,
+    job: Mapping[str, Any],
+) -> Iterator[Row]:
+    """Measure the rows that a record does not have yet, in one launch, and yield each.
+
+    Args:
+        record: takes the rows.
+        measurements: by key, in their order.
+        network: not open yet; it is needed only if a row is missing.
+        module: of a worker, by name.
+        job: of all workers, ready for JSON.
+    """
+    stored = {row["key"] for row in record.rows}
+    missing = {key: function for key, function in measurements.items() if key not in stored}
+    if not missing:
+        return
+    with network, Workers(network, module, job, max(1, CORES // network.num_workers)) as workers:
+        for key, function in missing.items():
+            yield record.measure(key, partial(function, workers))
 
 
 class Workers:
@@ -39,20 +67,20 @@ class Workers:
     """
 
     def __init__(self, network: Network, module: str, job: Mapping[str, Any], threads: int) -> None:
-        self._network, self._threads = network, threads
+        self.network, self._threads = network, threads
         self._command = [sys.executable, "-m", module, json.dumps(job)]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[str]] = []
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        for worker in range(self._network.num_workers):
+        for worker in range(self.network.num_workers):
             errors = self._open.enter_context(tempfile.TemporaryFile("w+"))
             self._errors.append(errors)
             self._processes.append(
                 subprocess.Popen(
-                    [*self._network.command(worker), *self._command],
-                    env=worker_environment(self._threads) | self._network.environment(worker),
+                    [*self.network.command(worker), *self._command],
+                    env=worker_environment(self._threads) | self.network.environment(worker),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE if worker == 0 else errors,
                     stderr=errors,

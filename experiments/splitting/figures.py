@@ -7,7 +7,7 @@ from typing import Any, Final
 from experiments.harness.record import Row
 from experiments.harness.statistics import Ratio
 from experiments.splitting.errors import WIRE_DTYPES
-from experiments.splitting.traffic import ids_of, rows_of, saved
+from experiments.splitting.traffic import saved
 
 MAIN_WORKERS: Final = 4
 """Number of workers of the figures whose names hold none: the largest with counted bytes."""
@@ -101,11 +101,14 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
 
 def byte_figures(rows: Sequence[Row]) -> dict[str, float]:
     """Shares of bytes saved, by model and number of workers."""
-    figures, ids = {}, ids_of(rows)
-    for (model, workers), row in rows_of(rows).items():
+    figures = {}
+    for row in rows:
+        if "split" not in row:
+            continue
+        model, workers = row["model"], row["workers"]
         ending = "" if workers == MAIN_WORKERS else f"_{workers}_workers"
         for bags, of_bags in BAG_ENDINGS.items():
-            pulled, sent = row["pull_and_push"][bags], ids[model, workers][bags]
+            pulled, sent = row["pull_and_push"][bags], row["id_bytes"][bags]
             figures[f"bytes_saved_{model}{of_bags}{ending}"] = saved(row, pulled)
             figures[f"bytes_saved_{model}_with_ids{of_bags}{ending}"] = saved(row, pulled, sent)
         figures[f"bytes_saved_{model}_a2a{ending}"] = saved(row, row["all_to_all"])

@@ -13,10 +13,10 @@ weights; for a parameter server also the 8-byte keys of the unique rows that it 
 under every plan do not count, nor, by the DES paper's convention, the ids of samples, which that paper reads
 where their rows are. This project sends them under both plans: every id and every bag's length, 8 bytes each,
 for each of a model's heads. Figures with `_with_ids` count these as well. The bytes of both plans are counted
-on the wire on 2 and 4 workers and must equal the formulas. So must those of a parameter server, whose steps
-are simulated with the unique rows of the same batches, except for the 2 % by which hashed rows are uneven. On
-8 workers, and for ids, only formulas count, which `tests/system/sharding/test_wire.py` compares with counted
-bytes. Figures for 4 workers, with `..._2_workers` and `..._8_workers`:
+on the wire on 2 and 4 workers and must equal the formulas. Formulas alone give those of 8 workers, of ids,
+and of a parameter server, from the unique rows of the same batches; `tests/system/sharding/test_wire.py` and
+`tests/experiments/splitting` compare them with counted bytes. Figures for 4 workers, with `..._2_workers` and
+`..._8_workers`:
 
 - `bytes_saved_lr`, `bytes_saved_fm`, `bytes_saved_deepfm`, `bytes_saved_dlrm`, `bytes_saved_dcn`: share of
   the parameter server's bytes that the better of splitting and exchanging saves, on multi-hot batches as in
@@ -57,8 +57,7 @@ limit:
 - `best_throughput_ratio`: highest throughput of `des` over `torchrec` in any cell, with its interval.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final
@@ -66,16 +65,15 @@ from typing import Final
 from experiments.harness.command import experiment_parser, require_links
 from experiments.harness.network import Network
 from experiments.harness.record import Record, Row
-from experiments.harness.workers import Workers
+from experiments.harness.workers import Workers, measure_missing
 from experiments.splitting.figures import cells_of, figures_of, link_name, notes_of
 from experiments.splitting.picture import draw
-from experiments.splitting.traffic import check, formulas, id_formulas
+from experiments.splitting.traffic import check, formulas
 from experiments.splitting.workload import MODELS, Workload
 
 FORMULA_WORKERS: Final = (2, 4, 8)
 ERROR_WORKERS: Final = 2
 """Number of workers of the rounding errors."""
-CORES: Final = 2
 WORKER: Final = "experiments.splitting.worker"
 
 
@@ -86,11 +84,6 @@ class Scope:
     models: tuple[str, ...] = tuple(MODELS)
     workers: tuple[int, ...] = (2, 4)
     links_gbit_per_s: tuple[float | None, ...] = (1.0, 5.0, 25.0, None)
-
-    def keys(self, model: str, workers: int) -> list[str]:
-        """Keys of the rows that workers measure for one model."""
-        untimed = [_counted(model, workers), *([_erring(model)] if workers == ERROR_WORKERS else [])]
-        return untimed + [_timed(model, workers, link) for link in self.links_gbit_per_s]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,43 +106,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for model in MODELS:
         for workers in FORMULA_WORKERS:
             record.measure(f"bytes {model} {workers}", partial(formulas, model, workers, workload))
-            record.measure(f"ids {model} {workers}", partial(id_formulas, model, workers, workload))
     for workers in scope.workers:
         for model in scope.models:
-            _measure(record, scope, workload, model, workers)
+            job = {"model": model, "workload": asdict(workload)}
+            wanted = measurements(scope, workload, model, workers)
+            for row in measure_missing(record, wanted, Network(workers), WORKER, job):
+                _print(row)
     return record.publish(figures_of(record.rows), draw, notes_of(record.rows))
 
 
-def _measure(record: Record, scope: Scope, workload: Workload, model: str, workers: int) -> None:
-    """Measure the missing cells of a model and a number of workers in one launch."""
-    if {*scope.keys(model, workers)} <= {row["key"] for row in record.rows}:
-        return
-    with ExitStack() as stack:
-        network = stack.enter_context(Network(workers))
-        job = {"model": model, "workload": asdict(workload)}
-        threads = max(1, CORES // workers)
-        running = stack.enter_context(Workers(network, WORKER, job, threads))
-        record.measure(_counted(model, workers), lambda: _count(running, workload, model, workers))
-        if workers == ERROR_WORKERS:
-            record.measure(_erring(model), lambda: {"model": model, "wire_errors": running.ask(do="errors")})
-        for link in scope.links_gbit_per_s:
-            network.limit(link)
-            row = record.measure(_timed(model, workers, link), partial(_time, running, model, workers, link))
-            _print_cell(row)
+def measurements(
+    scope: Scope, workload: Workload, model: str, workers: int
+) -> dict[str, Callable[[Workers], Row]]:
+    """What workers measure for one model, by the key of its row; links are not limited at first."""
+    found: dict[str, Callable[[Workers], Row]] = {
+        f"counted {model} {workers}": lambda running: _count(running, workload, model, workers)
+    }
+    if workers == ERROR_WORKERS:
+        found[f"errors {model} {workers}"] = lambda running: {
+            "model": model,
+            "wire_errors": running.ask(do="errors"),
+        }
+    for link in scope.links_gbit_per_s:
+        key = f"time {model} {workers} {link_name(link)}"
+        found[key] = partial(_time, model=model, workers=workers, link=link)
+    return found
 
 
 def _count(running: Workers, workload: Workload, model: str, workers: int) -> Row:
     counted = running.ask(do="count")
     check(formulas(model, workers, workload), counted, workload)
-    print(f"{model} on {workers} workers sends what the formulas say", flush=True)
     return {"counted": counted}
 
 
 def _time(running: Workers, model: str, workers: int, link: float | None) -> Row:
+    running.network.limit(link)
     return {"model": model, "workers": workers, "gbit_per_s": link, **running.ask(do="time")}
 
 
-def _print_cell(row: Row) -> None:
+def _print(row: Row) -> None:
+    if "rounds" not in row:
+        print(f"{row['key']}: stored", flush=True)
+        return
     (cell,) = cells_of([row])
     ratio, auto = cell.ratio("des", "torchrec"), cell.auto_ratio
     print(
@@ -158,15 +156,3 @@ def _print_cell(row: Row) -> None:
         f"{len(cell.rounds)} rounds; {row['chosen']['by']}",
         flush=True,
     )
-
-
-def _counted(model: str, workers: int) -> str:
-    return f"counted {model} {workers}"
-
-
-def _erring(model: str) -> str:
-    return f"errors {model} {ERROR_WORKERS}"
-
-
-def _timed(model: str, workers: int, link: float | None) -> str:
-    return f"time {model} {workers} {link_name(link)}"

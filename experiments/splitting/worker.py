@@ -6,12 +6,11 @@ and `{"do": "time"}` times the contenders in turns.
 
 import gc
 import json
-import random
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import cycle
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -19,12 +18,12 @@ import torch.distributed as dist
 from data.batch import Batch
 from dlrm.launch.device import Ranks
 from dlrm.sharding.splitting.planning.saved_choice import CHOICE_NAME
+from dlrm.sharding.splitting.wire import counted
 from dlrm.training.build import settle_strategies
 from dlrm.training.data import Inputs
-from experiments.harness.statistics import Ratio
 from experiments.harness.training import Training, of_rank_0
+from experiments.harness.turns import Rounds, seconds_of, take_turns
 from experiments.harness.worker_process import answer_requests, job_from, worker_process_group
-from experiments.splitting.counting import count
 from experiments.splitting.errors import wire_errors
 from experiments.splitting.figures import PLANS, plan_with, strategies_in
 from experiments.splitting.workload import Workload
@@ -46,6 +45,23 @@ def main() -> int:
     return 0
 
 
+def count(model: str, workload: Workload, ranks: Ranks) -> dict[str, list[float]]:
+    """Bytes of embeddings, partial results and gradients in a step, of every rank, by plan.
+
+    Replicated tables, which plans may choose by themselves, would make plans send different gradients.
+    """
+    sent = {}
+    for plan in PLANS:
+        config = workload.config(model, plan, "sharding.data_parallel_rows=0")
+        training = Training(workload.inputs(config, ranks), cycle(workload.batches(ranks)))
+        training.step()  # opens connections and allocates buffers
+        with counted() as wire:
+            training.step()
+        sent[plan] = [0.0] * ranks.world_size
+        dist.all_gather_object(sent[plan], wire.value_bytes)
+    return sent
+
+
 class PlanTimer:
     """Times both plans and `auto` in one process group, on the same batches.
 
@@ -65,59 +81,32 @@ class PlanTimer:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)  # rank 0 writes the choice there
             settle_strategies(self._inputs("auto"), folder)
-            chosen = self._chosen(folder)
+            choice = folder / CHOICE_NAME
+            chosen = of_rank_0(json.loads(choice.read_text()) if self._ranks.rank == 0 else {})
             if plan_with(strategies_in(chosen)) is None:  # a mixture, which takes turns itself
                 self._trainings["auto"] = Training(self._inputs("auto"), self._batches, folder=folder)
             for name in PLANS:
                 if name not in self._trainings:
                     self._trainings[name] = Training(self._inputs(name), self._batches)
-            rounds = self._rounds()
+            for training in self._trainings.values():
+                training.timed_steps(WARM_UP_STEPS)
+            rounds = take_turns(self._trainings, self._turn, self._remaining)
         if self._trainings.pop("auto", None):
             gc.collect()  # the model holds reference cycles
         return {"chosen": chosen, "rounds": rounds}
 
-    def _chosen(self, folder: Path) -> dict[str, Any]:
-        return of_rank_0(json.loads((folder / CHOICE_NAME).read_text()) if self._ranks.rank == 0 else {})
-
     def _inputs(self, strategy: str) -> Inputs:
         return self._workload.inputs(self._workload.config(self._model, strategy), self._ranks)
 
-    def _rounds(self) -> list[dict[str, float]]:
-        """Seconds per step by contender, for each round, in a new random order that all ranks share."""
-        for training in self._trainings.values():
-            training.timed_steps(WARM_UP_STEPS)
-        order, shuffled = sorted(self._trainings), random.Random(self._workload.seed)
-        rounds: list[dict[str, float]] = []
-        began = perf_counter()
-        while not of_rank_0(self._is_enough(rounds, perf_counter() - began)):
-            shuffled.shuffle(order)
-            rounds.append(self._round(order))
-        return rounds
+    def _turn(self, name: str) -> float:
+        training, steps = self._trainings[name], self._workload.steps
+        training.timed_steps(1)  # untimed, since other contenders have used the caches
+        return seconds_of(partial(training.timed_steps, steps)) / steps
 
-    def _round(self, order: list[str]) -> dict[str, float]:
-        took_s = {}
-        for name in order:
-            self._trainings[name].timed_steps(1)  # untimed, since other contenders have used the caches
-            dist.barrier()
-            began = perf_counter()
-            self._trainings[name].timed_steps(self._workload.steps)
-            dist.barrier()
-            took_s[name] = (perf_counter() - began) / self._workload.steps
-        return took_s
-
-    def _is_enough(self, rounds: list[dict[str, float]], elapsed_s: float) -> bool:
-        """Whether the intervals of all ratios are narrow enough, or the time is up."""
-        least, most = self._workload.rounds
-        if len(rounds) < least:
-            return False
-        if len(rounds) >= most or elapsed_s > self._workload.cell_s:
-            return True
-        ratios = [
-            Ratio.of([each["torchrec"] / each[name] for each in rounds])
-            for name in self._trainings
-            if name != "torchrec"
-        ]
-        return max(each.reach for each in ratios) <= self._workload.reach
+    def _remaining(self, rounds: Rounds, elapsed_s: float) -> set[str]:
+        others = {*self._trainings} - {"torchrec"}
+        is_over = self._workload.effort.is_enough(rounds, elapsed_s, "torchrec", others)
+        return set() if is_over else {*self._trainings}
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from dlrm.config.schema import Config
 from dlrm.launch.device import Ranks
 from dlrm.models.build import build_model
 from dlrm.training.data import Inputs
+from experiments.harness.turns import Effort
 from experiments.harness.workload import one_hot
 
 RECIPE: Final = "terabyte"
@@ -53,7 +54,7 @@ class Workload:
     num_batches: int = 4
     """Different batches, used in turn."""
     cell_s: float = 36.0
-    """Time limit of a cell, after its minimum of rounds."""
+    """Time limit of a cell with its minimum of rounds."""
     rounds: tuple[int, int] = (12, 120)
     """Minimum and maximum number of rounds of a cell."""
     reach: float = 0.025
@@ -61,7 +62,15 @@ class Workload:
     steps: int = 2
     """Timed steps of a turn, after an untimed one."""
     seed: int = 1
-    """Seed of batches and of the order of turns."""
+    """Seed of the batches."""
+
+    @property
+    def effort(self) -> Effort:
+        """Limits of rounds and time of a cell."""
+        least, most = self.rounds
+        return Effort(
+            full_rounds=0, least_rounds=least, most_rounds=most, seconds=self.cell_s, reach=self.reach
+        )
 
     @property
     def features(self) -> tuple[Feature, ...]:
