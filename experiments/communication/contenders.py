@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
+from statistics import median
 from typing import Final
 
 from dlrm.comm.config import DENSE, SPARSE, CommConfig, SparseExchange
+from experiments.harness.statistics import Ratio
+from experiments.harness.turns import Rounds, ratios
 
 
 class Baseline(StrEnum):
@@ -98,6 +101,14 @@ TRAINED: Final = (
 )
 """Contenders that train a model to the end."""
 
+STAYS_WITHIN: Final = 1.03
+"""Multiple of the fastest time above which a contender leaves the cell."""
+FIRST_STAYS_WITHIN: Final = 1.5
+"""The same after fewer than `SURE_ROUNDS` rounds, which say little about chance."""
+SURE_ROUNDS: Final = 3
+SHARED_ROUNDS: Final = 12
+"""Rounds after which only comparable contenders continue, whose ratios need the best precision."""
+
 
 def stepped(*, is_large: bool, num_workers: int, per_node: int) -> tuple[str, ...]:
     """Contenders of a cell.
@@ -134,3 +145,29 @@ def is_comparable(name: str) -> bool:
     if contender.exchange in DENSE:
         return True
     return contender.exchange in SPARSE and contender.controller == "fixed" and contender.ratio >= AUTO.ratio
+
+
+def still_in(rounds: Rounds, chosen: str) -> list[str]:
+    """Contenders of the next round.
+
+    These are the choice of `auto` and the comparable contenders that may be about as fast as the best of
+    them. In the first rounds also the baseline, the limit, and others that may be about as fast as the best
+    of all.
+
+    Args:
+        rounds: so far.
+        chosen: contender that `auto` chose.
+    """
+    within = STAYS_WITHIN if len(rounds) >= SURE_ROUNDS else FIRST_STAYS_WITHIN
+    typical = {name: median(each[name] for each in rounds) for name in rounds[-1] if name != LIMIT}
+    best = min(typical, key=typical.__getitem__)
+    best_comparable = min(filter(is_comparable, typical), key=typical.__getitem__)
+
+    def is_close(name: str) -> bool:
+        other = best_comparable if is_comparable(name) else best
+        return Ratio.of(ratios(rounds, name, other)).high >= 1 / within
+
+    close = {chosen, *filter(is_close, typical)}
+    if len(rounds) >= SHARED_ROUNDS:
+        return sorted(filter(is_comparable, close))
+    return sorted(close | {BASELINE, LIMIT} & rounds[-1].keys())

@@ -8,10 +8,10 @@ from statistics import median
 from typing import Final
 
 from experiments.communication.contenders import AUTO_NAME, BASELINE, LIMIT, is_comparable, is_lossless
-from experiments.communication.rounds import Rounds, ratios
 from experiments.communication.winners import table_vi_hits
 from experiments.harness.record import Row
 from experiments.harness.statistics import Estimate, Ratio
+from experiments.harness.turns import Rounds, ratios
 from experiments.splitting.figures import link_name
 
 WIDE: Final = "wide"

@@ -59,31 +59,21 @@ the same seed:
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from time import monotonic
 from typing import Final
 
 from experiments.communication.contenders import BASELINE
-from experiments.communication.figures import (
-    NodeLayout,
-    cells_of,
-    figures_of,
-    notes_of,
-    share_of,
-    trainings_of,
-)
+from experiments.communication.figures import cells_of, figures_of, notes_of, share_of, trainings_of
 from experiments.communication.picture import draw
-from experiments.communication.tasks import QUICK, Scope, Task, tasks
+from experiments.communication.tasks import QUICK, Scope, measurements
 from experiments.harness.command import experiment_parser, require_links
 from experiments.harness.network import Network
 from experiments.harness.record import Record, Row
 from experiments.harness.samples import default_dataset
-from experiments.harness.workers import Workers
+from experiments.harness.workers import measure_missing
 
 WORKER: Final = "experiments.communication.worker"
-CORES: Final = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,35 +84,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     require_links(parser)
     record = Record("communication", asdict(scope), seeds=scope.seeds, quick=quick)
     dataset = str(default_dataset(quick))
-    progress = Progress(sum(1 for layout in scope.layouts for _ in tasks(scope, layout)))
-    for layout in scope.layouts:
-        _measure(record, list(tasks(scope, layout)), scope, layout, dataset, progress)
+    job = {"trainings": {**scope.trainings, "dataset": dataset}}
+    wanted = {layout: measurements(scope, layout) for layout in scope.layouts}
+    total, stored, began = sum(map(len, wanted.values())), len(record.rows), monotonic()
+    for layout, of_layout in wanted.items():
+        network = Network(layout.workers, layout.per_node)
+        for row in measure_missing(record, of_layout, network, WORKER, job):
+            done = len(record.rows)
+            left_min = (monotonic() - began) / (done - stored) * (total - done) / 60
+            print(f"[{done}/{total}, about {left_min:.0f} min left] {summary(row)}", flush=True)
     figures = figures_of(record.rows)
     notes = notes_of(cells_of(record.rows), trainings_of(record.rows), figures)
     return record.publish(figures, draw, notes)
-
-
-class Progress:
-    """Prints every measured row with the remaining time.
-
-    Args:
-        total: number of rows.
-    """
-
-    def __init__(self, total: int) -> None:
-        self._total, self._done, self._measured = total, 0, 0
-        self._began = monotonic()
-
-    def skip(self) -> None:
-        """Count a row that is stored already."""
-        self._done += 1
-
-    def report(self, row: Row) -> None:
-        """Count and print a measured row."""
-        self._done += 1
-        self._measured += 1
-        left = (monotonic() - self._began) / self._measured * (self._total - self._done)
-        print(f"[{self._done}/{self._total}, about {left / 60:.0f} min left] {summary(row)}", flush=True)
 
 
 def summary(row: Row) -> str:
@@ -138,39 +111,3 @@ def summary(row: Row) -> str:
         f"{cell.name}: auto is {cell.chosen}, {cell.ratio(cell.chosen, BASELINE).value:.2f} x DDP, "
         f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f}) of {cell.best}; {len(cell.rounds)} rounds"
     )
-
-
-def _measure(
-    record: Record,
-    wanted: Sequence[Task],
-    scope: Scope,
-    layout: NodeLayout,
-    dataset: str,
-    progress: Progress,
-) -> None:
-    """Measure the missing rows of a layout in one launch."""
-    stored = {row["key"] for row in record.rows}
-    missing = [task for task in wanted if task.key not in stored]
-    for _ in range(len(wanted) - len(missing)):
-        progress.skip()
-    if not missing:
-        return
-    job = {"trainings": {**scope.trainings, "dataset": dataset}}
-    threads = max(1, CORES // layout.workers)
-    with ExitStack() as stack:
-        network = stack.enter_context(Network(layout.workers, layout.per_node))
-        running = stack.enter_context(Workers(network, WORKER, job, threads))
-        for task in missing:
-            row = record.measure(task.key, partial(_ask, running, network, task))
-            progress.report(row)
-
-
-def _ask(running: Workers, network: Network, task: Task) -> Row:
-    if task.preparation is not None:
-        network.limit(None)
-        running.ask(**task.preparation)
-    network.limit(task.gbit_per_s)
-    row = dict(task.fields)
-    for request in task.requests:
-        row |= running.ask(**request)
-    return row

@@ -2,12 +2,11 @@
 
 import gc
 import logging
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch.distributed as dist
@@ -15,12 +14,11 @@ import torch.distributed as dist
 from dlrm.comm.autotune import tuner as automatic
 from dlrm.comm.stats.figures import ExchangeFigures
 from dlrm.launch.device import Ranks
-from experiments.communication.contenders import AUTO, BASELINE, CHOSEN, CONTENDERS
+from experiments.communication.contenders import AUTO, BASELINE, CHOSEN, CONTENDERS, is_comparable, still_in
 from experiments.communication.models import MODELS, DensePart, Samples, num_dense, samples
-from experiments.communication.rounds import Effort, is_over, still_in
 from experiments.communication.ways import ContenderStep, make_step
 from experiments.harness.network import sent_bytes
-from experiments.harness.training import of_rank_0
+from experiments.harness.turns import Effort, Rounds, seconds_of, take_turns
 
 
 class StepTimer:
@@ -80,7 +78,16 @@ class StepTimer:
         if self._chosen not in self._ways:
             self._add(self._chosen)
         self._take_figures()  # discards those of earlier rounds
-        measured, counted = self._rounds(effort)
+        counted: dict[str, list[float]] = {name: [] for name in self._ways}
+
+        def remaining(rounds: Rounds, elapsed_s: float) -> Iterable[str]:
+            if len(rounds) < effort.full_rounds:
+                return self._ways
+            others = {*filter(is_comparable, rounds[-1])} - {self._chosen}
+            is_over = effort.is_enough(rounds, elapsed_s, self._chosen, others)
+            return () if is_over else still_in(rounds, self._chosen)
+
+        measured = take_turns(self._ways, partial(self._turn, counted=counted), remaining, effort.full_rounds)
         return {
             "rounds": measured,
             "link_bytes": _of_busiest(counted),
@@ -90,9 +97,7 @@ class StepTimer:
 
     def _add(self, name: str) -> None:
         way = make_step(CONTENDERS[name], self._part, self._steps)
-        for _ in range(way.warm_up_steps):
-            way.step(next(self._samples))
-        way.drain()
+        self._steps_of(way, way.warm_up_steps)
         self._ways[name] = way
 
     def _take_figures(self) -> dict[str, ExchangeFigures]:
@@ -102,38 +107,19 @@ class StepTimer:
         }
         return {name: figures for name, figures in taken.items() if figures is not None}
 
-    def _rounds(self, effort: Effort) -> tuple[list[dict[str, float]], dict[str, list[float]]]:
-        """Seconds of each round, and bytes, in a new random order that all ranks share."""
-        shuffled, began = random.Random(0), perf_counter()
-        measured: list[dict[str, float]] = []
-        counted: dict[str, list[float]] = {name: [] for name in self._ways}
-        names = sorted(self._ways)
-        while names:
-            shuffled.shuffle(names)
-            measured.append({})
-            for name in names:
-                measured[-1][name], sent = self._turn(name)
-                counted[name].append(sent)
-            if len(measured) == effort.full_rounds:
-                began = perf_counter()
-            if len(measured) >= effort.full_rounds:
-                over = is_over(measured, self._chosen, effort, perf_counter() - began)
-                names = of_rank_0([] if over else still_in(measured, self._chosen))
-        return measured, counted
-
-    def _turn(self, name: str) -> tuple[float, float]:
-        """Time one turn of a contender; returns seconds and bytes per step."""
+    def _turn(self, name: str, counted: dict[str, list[float]]) -> float:
+        """Make one turn of a contender and count its bytes per step; returns the seconds of a step."""
         way = self._ways[name]
-        for _ in range(self._steps_before):
+        self._steps_of(way, self._steps_before)
+        before = sent_bytes()
+        took_s = seconds_of(partial(self._steps_of, way, way.steps))
+        counted[name].append((sent_bytes() - before) / way.steps)
+        return took_s / way.steps
+
+    def _steps_of(self, way: ContenderStep, steps: int) -> None:
+        for _ in range(steps):
             way.step(next(self._samples))
         way.drain()
-        dist.barrier()
-        began, sent = perf_counter(), sent_bytes()
-        for _ in range(way.steps):
-            way.step(next(self._samples))
-        way.drain()
-        dist.barrier()
-        return (perf_counter() - began) / way.steps, (sent_bytes() - sent) / way.steps
 
 
 def _of_busiest(counted: dict[str, list[float]]) -> dict[str, float]:

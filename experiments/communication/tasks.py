@@ -1,22 +1,21 @@
-"""Lists the rows of `experiments.communication`, and the requests to its workers for each row."""
+"""Lists the rows of `experiments.communication`, and has its workers measure each."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from experiments.communication.contenders import TRAINED, stepped
 from experiments.communication.figures import NodeLayout
 from experiments.communication.models import MODELS
-from experiments.communication.rounds import Effort
+from experiments.harness.record import Row
+from experiments.harness.turns import Effort
+from experiments.harness.workers import Workers
 from experiments.splitting.figures import link_name
 
-LINKS: Final = (None, 25.0, 10.0, 5.0, 1.0)
-"""Link speeds in Gb/s; None: not limited."""
 TRAINED_LAYOUT: Final = NodeLayout(workers=2)
 TRAINED_GBIT_PER_S: Final = 1.0
-
-
 SHARE: Final = Effort(full_rounds=1, least_rounds=8, most_rounds=100, seconds=6.0, reach=0.005)
 SMALL: Final = Effort(full_rounds=2, least_rounds=12, most_rounds=1000, seconds=60.0, reach=0.01)
 LARGE: Final = Effort(full_rounds=1, least_rounds=12, most_rounds=200, seconds=80.0, reach=0.01)
@@ -31,7 +30,8 @@ class Scope:
         NodeLayout(workers=4),
         NodeLayout(workers=4, per_node=2),
     )
-    links_gbit_per_s: tuple[float | None, ...] = LINKS
+    links_gbit_per_s: tuple[float | None, ...] = (None, 25.0, 10.0, 5.0, 1.0)
+    """None: not limited."""
     models: tuple[str, ...] = tuple(MODELS)
     shared: tuple[str, ...] = ("tiny", "terabyte")
     """Recipes for the dense exchange's share of a step."""
@@ -68,54 +68,47 @@ QUICK: Final = Scope(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """One row to measure."""
-
-    key: str
-    gbit_per_s: float | None
-    requests: tuple[dict[str, Any], ...]
-    """Requests to the workers, in order."""
-    preparation: dict[str, Any] | None = None
-    """A request before those, without a speed limit; its answer is dropped."""
-    fields: dict[str, Any]
-    """Other fields of the row."""
+Measurements = dict[str, Callable[[Workers], Row]]
+"""What workers measure, by the key of its row."""
 
 
-def tasks(scope: Scope, layout: NodeLayout) -> Iterator[Task]:
+def measurements(scope: Scope, layout: NodeLayout) -> Measurements:
     """All rows of a layout, in the order in which they are measured: shares, trainings, steps."""
+    found: Measurements = {}
     if layout.per_node == 1:
         for recipe in scope.shared:
             for link in scope.links_gbit_per_s:
-                yield Task(
-                    key=f"share {recipe} {layout} {link_name(link)}",
-                    gbit_per_s=link,
-                    requests=({"do": "share", "recipe": recipe, "effort": asdict(scope.share)},),
-                    fields={"share_of": recipe, "workers": layout.workers, "gbit_per_s": link},
-                )
+                request = {"do": "share", "recipe": recipe, "effort": asdict(scope.share)}
+                fields = {"share_of": recipe, "workers": layout.workers, "gbit_per_s": link}
+                found[f"share {recipe} {layout} {link_name(link)}"] = partial(_ask, request, link, fields)
     if layout == TRAINED_LAYOUT:
-        yield from _trainings(scope)
+        for seed in scope.seeds:
+            # a random order, so that no contender is always the first or the last
+            for name in Random(seed).sample(scope.trained, len(scope.trained)):
+                fields = {"contender": name, "seed": seed}
+                found[f"train {name} seed {seed}"] = partial(
+                    _ask, {"do": "train", **fields}, TRAINED_GBIT_PER_S, fields
+                )
     for model in scope.models:
-        is_large = MODELS[model].is_large
-        effort = asdict(scope.large if is_large else scope.small)
-        names = stepped(is_large=is_large, num_workers=layout.workers, per_node=layout.per_node)
         for link in scope.links(model, layout):
-            yield Task(
-                key=f"steps {model} {layout} {link_name(link)}",
-                gbit_per_s=link,
-                preparation={"do": "build", "model": model, "contenders": names},
-                requests=({"do": "choose"}, {"do": "time", "effort": effort}),
-                fields={"model": model, **asdict(layout), "gbit_per_s": link},
+            found[f"steps {model} {layout} {link_name(link)}"] = partial(
+                _time_steps, scope, model, layout, link
             )
+    return found
 
 
-def _trainings(scope: Scope) -> Iterator[Task]:
-    """Seed by seed, in a random order, so that no contender is always the first or the last."""
-    for seed in scope.seeds:
-        for name in Random(seed).sample(scope.trained, len(scope.trained)):
-            yield Task(
-                key=f"train {name} seed {seed}",
-                gbit_per_s=TRAINED_GBIT_PER_S,
-                requests=({"do": "train", "contender": name, "seed": seed},),
-                fields={"contender": name, "seed": seed},
-            )
+def _ask(request: Row, gbit_per_s: float | None, fields: Row, workers: Workers) -> Row:
+    workers.network.limit(gbit_per_s)
+    return fields | workers.ask(**request)
+
+
+def _time_steps(
+    scope: Scope, model: str, layout: NodeLayout, gbit_per_s: float | None, workers: Workers
+) -> Row:
+    is_large = MODELS[model].is_large
+    names = stepped(is_large=is_large, num_workers=layout.workers, per_node=layout.per_node)
+    workers.network.limit(None)
+    workers.ask(do="build", model=model, contenders=names)
+    workers.network.limit(gbit_per_s)
+    row = {"model": model, **asdict(layout), "gbit_per_s": gbit_per_s, **workers.ask(do="choose")}
+    return row | workers.ask(do="time", effort=asdict(scope.large if is_large else scope.small))

@@ -1,14 +1,11 @@
 """Times and trains whole models in the workers of `experiments.communication`."""
 
-import gc
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import cycle, islice
+from functools import lru_cache, partial
+from itertools import cycle, islice, pairwise
 from pathlib import Path
-from random import Random
-from time import perf_counter
 from typing import Any, Final, cast
 
 import torch
@@ -22,18 +19,18 @@ from data.loader import DataLoader
 from dlrm.comm.autotune.tuner import DENSE_STEPS
 from dlrm.config.recipe import load_config
 from dlrm.dense_sync import AllReduceSync
-from dlrm.dense_sync.base import mean_over_ranks
+from dlrm.dense_sync.base import DenseSync, mean_over_ranks
 from dlrm.dense_sync.selective import SelectiveSync
 from dlrm.launch.device import Ranks
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.training.data import Inputs, prepare
 from dlrm.training.evaluation import evaluate
-from experiments.communication.contenders import CONTENDERS, LIMIT, Baseline, Contender
-from experiments.communication.rounds import Effort, is_known
+from experiments.communication.contenders import AUTO_NAME, CONTENDERS, LIMIT, Baseline, Contender
 from experiments.communication.ways import register_hook
 from experiments.harness.network import sent_bytes
-from experiments.harness.training import NUM_SCALARS, MakeSynchronizer, Synchronizer, Training, of_rank_0
+from experiments.harness.training import NUM_SCALARS, MakeSynchronizer, Training
+from experiments.harness.turns import Effort, Rounds, seconds_of, take_turns
 from experiments.splitting.workload import Workload as TerabyteWorkload
 
 TOP_MLP: Final = (512, 256, 1)
@@ -45,40 +42,8 @@ WARM_UP_STEPS: Final = 6
 CPU: Final = torch.device("cpu")
 
 
-class RecordedAuto:
-    """A synchronizer with `auto` that records its decisions.
-
-    Args:
-        replicas: the synchronizer.
-    """
-
-    def __init__(self, replicas: AllReduceSync) -> None:
-        self.replicas = replicas
-        self.decisions: list[tuple[int, str]] = []
-        """First step with each decision, and the name of its collective."""
-        self._steps = 0
-        self._chosen: str | None = None
-
-    def average(self, scalars: Tensor) -> Tensor:
-        """See `Synchronizer`."""
-        return self.replicas.average(scalars)
-
-    def updated(self, seconds: float) -> None:
-        """See `Synchronizer`."""
-        self.replicas.updated(seconds)
-        self._steps += 1
-        chosen = self.replicas.chosen
-        if chosen is not None and chosen != self._chosen:
-            self.decisions.append((self._steps, chosen))
-        self._chosen = chosen
-
-    def join(self) -> None:
-        """See `Synchronizer`."""
-        self.replicas.join()
-
-
-class ScalarsOnly:
-    """A synchronizer of scalars alone, for gradients that DDP averages or that are not exchanged."""
+class ScalarsOnly(DenseSync):
+    """Synchronizes scalars alone, for gradients that DDP averages or that are not exchanged."""
 
     def average(self, scalars: Tensor) -> Tensor:
         """Average the scalars over ranks."""
@@ -87,14 +52,14 @@ class ScalarsOnly:
     def updated(self, seconds: float) -> None:
         """Do nothing."""
 
-    def join(self) -> None:
-        """Do nothing."""
+    def take_figures(self) -> None:
+        """None, as there is no exchange."""
 
 
 def synchronizer_of(contender: Contender) -> MakeSynchronizer:
     """The synchronizer of a contender for the dense parameters of a whole model."""
 
-    def synchronize(model: DistributedModelParallel, optimizers: Optimizers) -> Synchronizer:
+    def synchronize(model: DistributedModelParallel, optimizers: Optimizers) -> DenseSync:
         if isinstance(contender, Baseline):
             if contender is not Baseline.NOTHING:
                 model.init_data_parallel()  # TorchRec wraps all parameters outside of tables in DDP
@@ -104,8 +69,7 @@ def synchronizer_of(contender: Contender) -> MakeSynchronizer:
         parameters = dense_parameters(model)
         if contender.exchange == "selsync":
             return SelectiveSync(parameters, optimizers.dense, contender.sync_change, save_every_steps=0)
-        replicas = AllReduceSync(parameters, NUM_SCALARS, contender)
-        return RecordedAuto(replicas) if contender.exchange == "auto" else replicas
+        return AllReduceSync(parameters, NUM_SCALARS, contender)
 
     return synchronize
 
@@ -130,23 +94,19 @@ def time_share(recipe: str, dataset: str, ranks: Ranks, effort: Effort) -> dict[
         inputs = workload.inputs(workload.config("dlrm", "torchrec"), ranks)
         batches = workload.batches(ranks)
     training = Training(inputs, cycle(batches))
-    synchronizers = {"dense": training.synchronizer, LIMIT: ScalarsOnly()}
+    synchronizers: dict[str, DenseSync] = {"dense": training.synchronizer, LIMIT: ScalarsOnly()}
     training.timed_steps(WARM_UP_STEPS)
-    rounds: list[dict[str, float]] = []
-    order, shuffled, began = sorted(synchronizers), Random(0), perf_counter()
-    is_over = False
-    while not is_over:
-        shuffled.shuffle(order)
-        rounds.append({})
-        for name in order:
-            training.synchronizer = synchronizers[name]
-            training.timed_steps(1)  # untimed, since the other one has used the caches
-            rounds[-1][name] = _timed(training, SHARE_STEPS) / SHARE_STEPS
-        is_over = of_rank_0(is_known(rounds, "dense", LIMIT, effort, perf_counter() - began))
-    num_values = sum(each.numel() for each in dense_parameters(training.model))
-    del training
-    gc.collect()  # the model holds reference cycles
-    return {"rounds": rounds, "num_values": num_values}
+
+    def turn(name: str) -> float:
+        training.synchronizer = synchronizers[name]
+        training.timed_steps(1)  # untimed, since the other one has used the caches
+        return seconds_of(partial(_steps_of, training, SHARE_STEPS)) / SHARE_STEPS
+
+    def remaining(rounds: Rounds, elapsed_s: float) -> Iterable[str]:
+        return () if effort.is_enough(rounds, elapsed_s, "dense", [LIMIT]) else synchronizers
+
+    rounds = take_turns(synchronizers, turn, remaining, effort.full_rounds)
+    return {"rounds": rounds, "num_values": sum(each.numel() for each in dense_parameters(training.model))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,14 +131,16 @@ class TrainingPlan:
         Returns:
             `curve`: `samples`, `seconds` of training so far, `auc` and `log_loss` of each evaluation;
             `link_bytes`: bytes that left the busiest node in a step, embeddings included. Contenders of this
-            project add figures of their exchanges, and `auto` its `decisions` (see `RecordedAuto`).
+            project add figures of their exchanges, and `auto` its decisions (see `decisions_of`).
         """
         inputs, batches, tests = _samples(self, seed)
         training = Training(inputs, iter(batches), synchronize=synchronizer_of(CONTENDERS[name]))
+        chosen: list[str | None] = []
         seconds, sent, curve = 0.0, 0, []
         for number in range(1, self.evaluations + 1):
             before = sent_bytes()
-            seconds += _timed(training, self.steps * number // self.evaluations - training.steps_done)
+            steps = self.steps * number // self.evaluations - training.steps_done
+            seconds += seconds_of(partial(_steps_of, training, steps, chosen))
             sent += sent_bytes() - before
             found = evaluate(training.model, cast("DataLoader", tests), CPU)
             curve.append(
@@ -191,35 +153,29 @@ class TrainingPlan:
             )
         every = [0.0] * dist.get_world_size()
         dist.all_gather_object(every, sent / self.steps)
-        exchanged = _exchange_figures(training.synchronizer)
-        del training
-        gc.collect()
-        return {"curve": curve, "link_bytes": max(every), **exchanged}
+        measured = {"curve": curve, "link_bytes": max(every)}
+        if name == AUTO_NAME:
+            measured["decisions"] = decisions_of(chosen)
+        figures = training.synchronizer.take_figures()
+        if figures is not None:
+            measured |= {"collective": figures.name, "kept_share": figures.kept_share}
+            measured["formula_bytes"] = figures.sent_bytes
+        return measured
 
 
-def _exchange_figures(synchronizer: Synchronizer) -> dict[str, Any]:
-    """Figures of the exchanges of a contender of this project since its first step."""
-    found: dict[str, Any] = {}
-    if isinstance(synchronizer, RecordedAuto):
-        found = {"decisions": synchronizer.decisions}
-        synchronizer = synchronizer.replicas
-    if not isinstance(synchronizer, AllReduceSync | SelectiveSync):
-        return found
-    figures = synchronizer.take_figures()
-    if figures is not None:
-        found |= {"collective": figures.name, "kept_share": figures.kept_share}
-        found |= {"formula_bytes": figures.sent_bytes}
-    return found
+def decisions_of(chosen: Iterable[str | None]) -> list[tuple[int, str]]:
+    """First step with each decision of `auto`, and its collective, from what was chosen after each step."""
+    changes = enumerate(pairwise([None, *chosen]), start=1)
+    return [(step, now) for step, (before, now) in changes if now is not None and now != before]
 
 
-def _timed(training: Training, steps: int) -> float:
-    """Make steps on all ranks and return their seconds, until parameters are synchronized."""
-    dist.barrier()
-    began = perf_counter()
-    training.timed_steps(steps)
+def _steps_of(training: Training, steps: int, chosen: list[str | None] | None = None) -> None:
+    """Make steps, until parameters are synchronized; `chosen` takes what `auto` has chosen after each."""
+    for _ in range(steps):
+        training.step()
+        if chosen is not None:
+            chosen.append(getattr(training.synchronizer, "chosen", None))
     training.synchronizer.join()
-    dist.barrier()
-    return perf_counter() - began
 
 
 @lru_cache(maxsize=1)

@@ -10,9 +10,9 @@ import warnings
 from typing import Any
 
 from dlrm.launch.device import Ranks
-from experiments.communication.rounds import Effort
 from experiments.communication.steps import StepTimer
 from experiments.communication.whole import TrainingPlan, time_share
+from experiments.harness.turns import Effort
 from experiments.harness.worker_process import answer_requests, job_from, worker_process_group
 
 
@@ -39,6 +39,7 @@ class Worker:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Serve one request, the same on all ranks."""
+        gc.collect()  # models of earlier requests hold reference cycles
         match request:
             case {"do": "share", "recipe": recipe, "effort": effort}:
                 return time_share(recipe, self._trainings.dataset, self._ranks, Effort(**effort))

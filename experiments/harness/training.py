@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from data.batch import Batch
 from dlrm.dense_sync import AllReduceSync
+from dlrm.dense_sync.base import DenseSync
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.training.build import shard
@@ -31,23 +31,10 @@ def of_rank_0(value: Value) -> Value:
     return found
 
 
-class Synchronizer(Protocol):
-    """Keeps replicas of dense parameters equal; the part of `dlrm.dense_sync.DenseSync` used here."""
-
-    def average(self, scalars: Tensor) -> Tensor:
-        """Called between the backward pass and the update."""
-
-    def updated(self, seconds: float) -> None:
-        """Called after the update."""
-
-    def join(self) -> None:
-        """Called before parameters are read."""
+MakeSynchronizer = Callable[[DistributedModelParallel, Optimizers], DenseSync]
 
 
-MakeSynchronizer = Callable[[DistributedModelParallel, Optimizers], Synchronizer]
-
-
-def average_gradients(model: DistributedModelParallel, optimizers: Optimizers) -> Synchronizer:
+def average_gradients(model: DistributedModelParallel, optimizers: Optimizers) -> DenseSync:
     """Synchronize by one fp32 all-reduce of all dense gradients in each step."""
     return AllReduceSync(dense_parameters(model), NUM_SCALARS)
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import sys
 import psutil
 import pytest
 
+from dlrm.comm import cost
 from experiments.communication import run as communication
 from experiments.communication.contenders import (
     BASELINE,
@@ -17,10 +17,12 @@ from experiments.communication.contenders import (
     CONTENDERS,
     LEVELS,
     LIMIT,
+    SHARED_ROUNDS,
     TRAINED,
     is_comparable,
     is_lossless,
     stepped,
+    still_in,
 )
 from experiments.communication.figures import (
     Cell,
@@ -33,12 +35,14 @@ from experiments.communication.figures import (
     time_ratio,
     training_figures,
 )
-from experiments.communication.tasks import QUICK, Scope, tasks
-from experiments.communication.whole import RecordedAuto
-from experiments.harness import network
+from experiments.communication.tasks import QUICK, Scope, measurements
+from experiments.communication.whole import decisions_of
+from experiments.communication.winners import MEASURED_MS, _num_bytes, table_vi_hits
 from experiments.harness.launch import worker_environment
 from tests.experiments.harness.namespaces import namespaces, own_namespaces
 
+STEPS = {"nothing": 0.1, "ddp": 9.0, "dense": 1.0, "tree": 1.02, "ring_fp16": 1.3, "ring_int8": 1.6}
+"""Seconds of a step."""
 SPEEDS = (1.0, 2.0, 4.0, 8.0)
 """Relative speed of the machine in each round."""
 
@@ -72,6 +76,37 @@ def test_best_contender_is_one_that_sends_as_much_as_auto_must():
     comparable = {name for name in CONTENDERS if is_comparable(name)}
     assert comparable >= {"ddp", "ddp_fp16", "tree", "ring_int8", "priority", "all_gather_0.1", "var_0.01"}
     assert not comparable & {"nothing", "power_sgd", "hi_topk_0.001", "selsync", "gravac", "pareto", "auto"}
+
+
+def test_only_contenders_close_to_the_best_continue():
+    names = {"nothing", "ddp", "dense", "tree"}
+    assert {*still_in([STEPS] * 3, "dense")} == names
+    assert {*still_in([STEPS], "dense")} == names | {"ring_fp16"}  # one round may have been bad luck
+    assert {*still_in([STEPS] * 3, "ring_int8")} == names | {"ring_int8"}
+
+
+def test_contender_with_varying_times_continues():
+    rounds = [STEPS, STEPS, STEPS | {"ring_int8": 1.0}]
+    assert "ring_int8" in still_in(rounds, "dense")
+    assert "ring_fp16" not in still_in(rounds, "dense")
+
+
+def test_contenders_that_are_not_comparable_must_be_close_to_the_best_of_all():
+    rounds = [STEPS | {"power_sgd": 0.5, "star_0.001": 0.51, "all_gather_0.001": 0.7}] * 3
+    found = {*still_in(rounds, "dense")}
+    assert {"power_sgd", "star_0.001", "dense", "tree"} <= found
+    assert "all_gather_0.001" not in found
+
+
+def test_only_comparable_contenders_continue_after_the_shared_rounds():
+    steps = STEPS | {"power_sgd": 0.5, "ddp_fp16": 1.01}
+    assert "power_sgd" in still_in([steps] * (SHARED_ROUNDS - 1), "ring_int8")
+    assert still_in([steps] * SHARED_ROUNDS, "ring_int8") == ["ddp_fp16", "dense", "ring_int8", "tree"]
+
+
+def test_contender_that_left_does_not_return():
+    rounds = [STEPS] * 3 + [{name: STEPS[name] for name in ("nothing", "ddp", "dense")}]
+    assert still_in(rounds, "dense") == ["ddp", "dense", "nothing"]
 
 
 @pytest.mark.parametrize("is_large", [False, True])
@@ -183,22 +218,13 @@ def test_share_is_the_part_of_a_step_that_ends_without_an_exchange():
 
 
 def test_decisions_of_auto_are_recorded_with_their_steps():
-    class Replicas:
-        chosen = None
-
-        def updated(self, seconds):
-            assert seconds == 0.5
-
-    watched = RecordedAuto(Replicas())
-    for chosen in (None, "tree fp32", "tree fp32", None, "ring int8"):  # with a second trial
-        watched.replicas.chosen = chosen
-        watched.updated(0.5)
-    assert watched.decisions == [(2, "tree fp32"), (5, "ring int8")]
+    chosen = [None, "tree fp32", "tree fp32", None, "ring int8"]  # with a second trial
+    assert decisions_of(chosen) == [(2, "tree fp32"), (5, "ring int8")]
 
 
 def test_rows_have_unique_keys():
     scope = Scope()
-    keys = [task.key for layout in scope.layouts for task in tasks(scope, layout)]
+    keys = [key for layout in scope.layouts for key in measurements(scope, layout)]
     assert len(keys) == len({*keys})
     assert "steps wide 4 workers in nodes of 2 1 Gb/s" in keys
     assert "steps kaggle 2 workers 1 Gb/s" in keys
@@ -211,15 +237,12 @@ def test_rows_have_unique_keys():
     assert sum(key.startswith("train ") for key in keys) == len(TRAINED) * len(scope.seeds)
 
 
-def test_command_without_root_gives_the_reason(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(network.shutil, "which", lambda command: command)
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(SystemExit) as ended:
-        communication.main(["--quick"])
-    assert ended.value.code == 1
-    assert "take root" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+def test_formulas_name_all_winners_of_table_vi(monkeypatch):
+    assert table_vi_hits() == 36
+    found = [_num_bytes(each[0][0][0]) for each in MEASURED_MS.values()]
+    assert [each / 1e6 for each in found] == pytest.approx([45.5, 100.1, 240.0, 526.6], abs=0.06)
+    monkeypatch.setattr(cost, "broadcast_s", lambda *_: 0.0)
+    assert table_vi_hits() < 36
 
 
 @pytest.mark.system
