@@ -9,9 +9,10 @@ from typing import Final
 from experiments.communication.contenders import TRAINED, stepped
 from experiments.communication.figures import NodeLayout
 from experiments.communication.models import MODELS
+from experiments.harness.network import Network
 from experiments.harness.record import Row
 from experiments.harness.turns import Effort
-from experiments.harness.workers import Workers
+from experiments.harness.workers import Measurements, Workers
 from experiments.splitting.figures import link_name
 
 TRAINED_LAYOUT: Final = NodeLayout(workers=2)
@@ -68,13 +69,9 @@ QUICK: Final = Scope(
 )
 
 
-Measurements = dict[str, Callable[[Workers], Row]]
-"""What workers measure, by the key of its row."""
-
-
 def measurements(scope: Scope, layout: NodeLayout) -> Measurements:
     """All rows of a layout, in the order in which they are measured: shares, trainings, steps."""
-    found: Measurements = {}
+    found: dict[str, Callable[[Workers, Network], Row]] = {}
     if layout.per_node == 1:
         for recipe in scope.shared:
             for link in scope.links_gbit_per_s:
@@ -97,18 +94,18 @@ def measurements(scope: Scope, layout: NodeLayout) -> Measurements:
     return found
 
 
-def _ask(request: Row, gbit_per_s: float | None, fields: Row, workers: Workers) -> Row:
-    workers.network.limit(gbit_per_s)
+def _ask(request: Row, gbit_per_s: float | None, fields: Row, workers: Workers, network: Network) -> Row:
+    network.limit(gbit_per_s)
     return fields | workers.ask(**request)
 
 
 def _time_steps(
-    scope: Scope, model: str, layout: NodeLayout, gbit_per_s: float | None, workers: Workers
+    scope: Scope, model: str, layout: NodeLayout, gbit_per_s: float | None, workers: Workers, network: Network
 ) -> Row:
     is_large = MODELS[model].is_large
     names = stepped(is_large=is_large, num_workers=layout.workers, per_node=layout.per_node)
-    workers.network.limit(None)
+    network.limit(None)
     workers.ask(do="build", model=model, contenders=names)
-    workers.network.limit(gbit_per_s)
+    network.limit(gbit_per_s)
     row = {"model": model, **asdict(layout), "gbit_per_s": gbit_per_s, **workers.ask(do="choose")}
     return row | workers.ask(do="time", effort=asdict(scope.large if is_large else scope.small))

@@ -31,9 +31,13 @@ END_TIMEOUT_S: Final = 20.0
 """Time for all workers to end before they are killed."""
 
 
+Measurements = Mapping[str, Callable[["Workers", Network], Row]]
+"""What workers in a network measure, by the key of its row."""
+
+
 def measure_missing(
     record: Record,
-    measurements: Mapping[str, Callable[["Workers"], Row]],
+    measurements: Measurements,
     network: Network,
     module: str,
     job: Mapping[str, Any],
@@ -53,7 +57,7 @@ def measure_missing(
         return
     with network, Workers(network, module, job, max(1, CORES // network.num_workers)) as workers:
         for key, function in missing.items():
-            yield record.measure(key, partial(function, workers))
+            yield record.measure(key, partial(function, workers, network))
 
 
 class Workers:
@@ -67,20 +71,20 @@ class Workers:
     """
 
     def __init__(self, network: Network, module: str, job: Mapping[str, Any], threads: int) -> None:
-        self.network, self._threads = network, threads
+        self._network, self._threads = network, threads
         self._command = [sys.executable, "-m", module, json.dumps(job)]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[str]] = []
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        for worker in range(self.network.num_workers):
+        for worker in range(self._network.num_workers):
             errors = self._open.enter_context(tempfile.TemporaryFile("w+"))
             self._errors.append(errors)
             self._processes.append(
                 subprocess.Popen(
-                    [*self.network.command(worker), *self._command],
-                    env=worker_environment(self._threads) | self.network.environment(worker),
+                    [*self._network.command(worker), *self._command],
+                    env=worker_environment(self._threads) | self._network.environment(worker),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE if worker == 0 else errors,
                     stderr=errors,

@@ -65,7 +65,7 @@ from typing import Final
 from experiments.harness.command import experiment_parser, require_links
 from experiments.harness.network import Network
 from experiments.harness.record import Record, Row
-from experiments.harness.workers import Workers, measure_missing
+from experiments.harness.workers import Measurements, Workers, measure_missing
 from experiments.splitting.figures import cells_of, figures_of, link_name, notes_of
 from experiments.splitting.picture import draw
 from experiments.splitting.traffic import check, formulas
@@ -115,15 +115,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return record.publish(figures_of(record.rows), draw, notes_of(record.rows))
 
 
-def measurements(
-    scope: Scope, workload: Workload, model: str, workers: int
-) -> dict[str, Callable[[Workers], Row]]:
+def measurements(scope: Scope, workload: Workload, model: str, workers: int) -> Measurements:
     """What workers measure for one model, by the key of its row; links are not limited at first."""
-    found: dict[str, Callable[[Workers], Row]] = {
-        f"counted {model} {workers}": lambda running: _count(running, workload, model, workers)
+    found: dict[str, Callable[[Workers, Network], Row]] = {
+        f"counted {model} {workers}": lambda running, _: _count(running, workload, model, workers)
     }
     if workers == ERROR_WORKERS:
-        found[f"errors {model} {workers}"] = lambda running: {
+        found[f"errors {model} {workers}"] = lambda running, _: {
             "model": model,
             "wire_errors": running.ask(do="errors"),
         }
@@ -139,8 +137,8 @@ def _count(running: Workers, workload: Workload, model: str, workers: int) -> Ro
     return {"counted": counted}
 
 
-def _time(running: Workers, model: str, workers: int, link: float | None) -> Row:
-    running.network.limit(link)
+def _time(running: Workers, network: Network, model: str, workers: int, link: float | None) -> Row:
+    network.limit(link)
     return {"model": model, "workers": workers, "gbit_per_s": link, **running.ask(do="time")}
 
 
