@@ -1,9 +1,14 @@
-"""The job of `experiments.scaling` at any number of nodes, and what one of its schemes costs there."""
+"""The jobs of `experiments.scaling`, by formula and simulated.
 
+The emulated job has any number of nodes; another one breaks each assumption of the formulas.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from cpr.estimator.failures.arrivals import FailureModel
 from cpr.estimator.planning.formulas import (
     Job,
     Overhead,
@@ -14,7 +19,7 @@ from cpr.estimator.planning.formulas import (
     overhead_partial,
 )
 from cpr.estimator.simulation.simulation import PARTS, Recovery, Simulation, SimulationConfig, simulate
-from experiments.emulation.emulation import NODES, PRODUCTION
+from experiments.emulation.emulation import HOUR_S, NODES, PRODUCTION
 from experiments.harness.record import RESULTS, Row, finished_result
 
 TARGET_PLS: Final = 0.1
@@ -104,4 +109,57 @@ def compared(expected: Overhead, pls: float, simulation: Simulation) -> Row:
         "simulated_pls": simulation.pls.value,
         "simulated_pls_ci": simulation.pls.half_width,
         "finished_share": simulation.finished_share,
+    }
+
+
+BROKEN_JOB: Final = Job(T_total=500 * HOUR_S, T_fail=10 * HOUR_S, O_save=1, O_load=1, O_res=1, N_emb=64)
+"""A job that fails 50 times, with saves and recoveries that take next to no time: each assumption of the
+formulas is broken alone."""
+INTERVALS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""Save intervals over the mean time between failures."""
+DURATIONS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+"""Durations of a save, and of a recovery, over the mean time between failures."""
+WAYS_TO_FAIL: Final[Mapping[str, FailureModel]] = {
+    "at random": FailureModel(),
+    "gamma 0.3: in bursts": FailureModel(distribution="gamma", shape=0.3),
+    "gamma 3: regular": FailureModel(distribution="gamma", shape=3.0),
+    "Weibull 0.7": FailureModel(distribution="weibull", shape=0.7),
+    "Weibull 0.7,\neach node": FailureModel(distribution="weibull", shape=0.7, scope="node"),
+    "1 in 10 takes\n8 nodes": FailureModel(group_share=0.1, group_nodes=8),
+}
+
+
+def measure_interval(ratio: float, num_trials: int, seed: int) -> Row:
+    """Compare formulas and simulation for a save interval that is `ratio` times the time between failures."""
+    both = _both(BROKEN_JOB, ratio * BROKEN_JOB.T_fail, FailureModel(), num_trials, seed)
+    return {"part": "interval", "ratio": ratio, **both}
+
+
+def measure_duration(ratio: float, num_trials: int, seed: int) -> Row:
+    """Compare both where failures break saves and recoveries; the interval, Young's, grows with those."""
+    duration_s = ratio * BROKEN_JOB.T_fail
+    job = replace(BROKEN_JOB, O_save=duration_s, O_load=duration_s / 2, O_res=duration_s / 2)
+    both = _both(job, interval_full(job), FailureModel(), num_trials, seed)
+    return {"part": "duration", "ratio": ratio, **both}
+
+
+def measure_way(name: str, num_trials: int, seed: int) -> Row:
+    """Compare both for failures in bursts or groups; the interval is an hour, a tenth of their mean time."""
+    return {"part": "way", "way": name, **_both(BROKEN_JOB, HOUR_S, WAYS_TO_FAIL[name], num_trials, seed)}
+
+
+def _both(job: Job, interval_s: float, failures: FailureModel, num_trials: int, seed: int) -> Row:
+    """Simulate both recoveries; the formulas do not know that nodes may fail together."""
+    config = SimulationConfig(
+        job=job,
+        recovery="full",
+        interval_s=interval_s,
+        failures=failures,
+        num_trials=num_trials,
+        seed=seed,
+    )
+    full, partial = simulate(config), simulate(replace(config, recovery="partial"))
+    return {
+        "full": compared(overhead_full(job, interval_s), 0.0, full),
+        "partial": compared(overhead_partial(job, interval_s), expected_pls(job, interval_s), partial),
     }

@@ -41,15 +41,21 @@ from typing import Final
 from cpr.estimator.planning.formulas import pls_threshold
 from experiments.harness.command import experiment_parser
 from experiments.harness.record import Record, Row
-from experiments.scaling.departures import (
+from experiments.scaling.jobs import (
     DURATIONS,
     INTERVALS,
+    JOB,
+    LAWS,
+    SCHEMES,
+    TARGET_PLS,
     WAYS_TO_FAIL,
+    job_at,
+    measure,
     measure_duration,
     measure_interval,
     measure_way,
+    waiting_share,
 )
-from experiments.scaling.jobs import JOB, LAWS, SCHEMES, TARGET_PLS, job_at, measure, waiting_share
 from experiments.scaling.picture import draw
 
 NODES: Final = (1, 2, 4, 8, 16, 30, 50, 100, 200, 300, 500, 1000, 2000, 3000, 5000, 10_000)

@@ -7,8 +7,8 @@ import pytest
 from data.dataset import read_manifest
 from data.loader import ParquetSource
 from data.synthetic import SyntheticConfig, generate
-from experiments.caching import run as caching
-from experiments.caching.slow_storage import slow_filesystem
+from experiments import caching
+from experiments.caching import slow_filesystem
 
 
 @pytest.mark.system

@@ -9,6 +9,7 @@ latency and bandwidth. Every other round reads the epoch without a cache last. F
 - `first_epoch_ratio`: median over rounds of the time of the first epoch / that without a cache.
 """
 
+import io
 import os
 import tempfile
 import time
@@ -19,13 +20,15 @@ from statistics import median
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 from matplotlib.figure import Figure
+from pyarrow import fs
 
 from data.cache import CacheConfig, CachedSource
 from data.dataset import read_manifest
 from data.loader import DataLoader, LoaderConfig, ParquetSource, RowGroupSource
 from data.synthetic import SyntheticConfig, generate
-from experiments.caching.slow_storage import slow_filesystem
 from experiments.harness.command import experiment_parser
 from experiments.harness.plotting import median_bars
 from experiments.harness.record import Record, Row
@@ -108,6 +111,42 @@ def _touch_memory(num_bytes: int) -> None:
     np.ones(min(num_bytes, available // 2), np.uint8)
 
 
+class _SlowFile(io.FileIO):
+    """A local file with reads as slow as over a network."""
+
+    def __init__(self, path: str, latency_s: float, bytes_per_s: float) -> None:
+        super().__init__(path, "rb")
+        self._latency_s, self._bytes_per_s = latency_s, bytes_per_s
+
+    def read(self, size: int | None = -1) -> bytes:
+        asked_s = time.monotonic()
+        content = super().read(-1 if size is None else size) or b""
+        arrives_s = asked_s + self._latency_s + len(content) / self._bytes_per_s
+        time.sleep(max(0.0, arrives_s - time.monotonic()))
+        return content
+
+    def size(self) -> int:
+        return Path(str(self.name)).stat().st_size
+
+
+class _SlowHandler(fs.FSSpecHandler):  # type: ignore[misc]  # pyarrow is untyped
+    def __init__(self, latency_s: float, bytes_per_s: float) -> None:
+        super().__init__(LocalFileSystem())
+        self._latency_s, self._bytes_per_s = latency_s, bytes_per_s
+
+    def open_input_file(self, path: str) -> pa.PythonFile:
+        return pa.PythonFile(_SlowFile(path, self._latency_s, self._bytes_per_s), mode="r")
+
+
+def slow_filesystem(*, latency_s: float, bytes_per_s: float) -> fs.PyFileSystem:
+    """A pyarrow filesystem of local files in the place of a remote one.
+
+    However fast the disk is, a request takes the latency and then the time of its bytes, and requests for one
+    file run one after the other.
+    """
+    return fs.PyFileSystem(_SlowHandler(latency_s, bytes_per_s))
+
+
 def _slow_source(folder: Path) -> ParquetSource:
     filesystem = slow_filesystem(latency_s=LATENCY_S, bytes_per_s=BYTES_PER_S)
     return ParquetSource(str(folder), read_manifest(str(folder)), filesystem=filesystem)
@@ -139,3 +178,7 @@ def draw(result: Row, folder: Path) -> None:
         fontsize=10,
     )
     figure.savefig(folder / "caching.png", dpi=150)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

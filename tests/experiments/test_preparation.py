@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.preparation import run as preparation
+from experiments import preparation
 
 
 @pytest.mark.system

@@ -1,1 +1,0 @@
-"""Measures what the cache gains on slow storage. `python -m experiments.caching`."""

@@ -1,5 +1,0 @@
-"""`python -m experiments.caching`; see `run`."""
-
-from experiments.caching.run import main
-
-raise SystemExit(main())

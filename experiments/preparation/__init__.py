@@ -1,1 +1,0 @@
-"""Measures how fast raw Criteo lines become a data set. `python -m experiments.preparation`."""

@@ -1,5 +1,0 @@
-"""`python -m experiments.preparation`; see `run`."""
-
-from experiments.preparation.run import main
-
-raise SystemExit(main())
