@@ -3,16 +3,11 @@
 import tempfile
 from dataclasses import dataclass
 from itertools import cycle
-from typing import cast
 
-import torch
-
-from data.loader import DataLoader
 from dlrm.config.recipe import load_config
 from dlrm.launch.device import Ranks
-from dlrm.training.data import Inputs
 from experiments.harness.training import Training
-from experiments.harness.workload import TimedBatches, Workload
+from experiments.harness.workload import TimedBatches, Workload, inputs_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +41,6 @@ def start_training(job: Job, ranks: Ranks, initialize: bool = True) -> Training:
         'sharding.kinds=["table_wise"]',
         "sharding.data_parallel_rows=0",
     ]
-    loader = cast("DataLoader", batches)
-    inputs = Inputs(
-        config=load_config(workload.recipe, overrides),
-        recipe=workload.recipe,
-        ranks=ranks,
-        device=torch.device("cpu"),
-        manifest=batches.manifest,
-        loader=loader,
-        test_loader=loader,
-        source=None,
-        ids={},
-    )
+    config = load_config(workload.recipe, overrides)
+    inputs = inputs_of(config, workload.recipe, ranks, workload.features, batches)
     return Training(inputs, cycle(list(batches)), initialize)

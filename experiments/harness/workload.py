@@ -3,19 +3,25 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.batch import Batch
 from data.criteo import CATEGORY_NAMES, DENSE_NAMES
 from data.dataset import DatasetManifest, Feature
-from data.loader import LoaderConfig
+from data.loader import DataLoader, LoaderConfig
 from data.synthetic.popularity import Popularity
+from dlrm.config.schema import Config
+from dlrm.launch.device import Ranks
+from dlrm.training.data import Inputs
 
 CORES: Final = 2
+
+Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,16 +96,43 @@ class Workload:
         made = []
         for number in range(self.num_batches):
             rng = np.random.default_rng([self.seed, number])
-            ids = popularity.ids(rng.random((len(CATEGORY_NAMES), self.global_batch_size)))[:, mine]
-            dense = rng.random((self.global_batch_size, len(DENSE_NAMES)), dtype=np.float32)[mine]
-            labels = rng.integers(2, size=self.global_batch_size)[mine].astype(np.float32)
-            made.append(
-                Batch(torch.from_numpy(dense), one_hot(ids), torch.from_numpy(labels), num_valid=size)
-            )
+            ids = popularity.ids(rng.random((len(CATEGORY_NAMES), self.global_batch_size)))
+            made.append(part_of_batch(ids, rng, mine))
         return made
 
 
-def one_hot(ids: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> KeyedJaggedTensor:
+def part_of_batch(ids: Ids, rng: np.random.Generator, mine: slice) -> Batch:
+    """A rank's part of a global batch of ids `[F, B]`, with random dense values and labels."""
+    size: int = ids.shape[1]
+    dense = rng.random((size, len(DENSE_NAMES)), dtype=np.float32)[mine]
+    labels = rng.integers(2, size=size)[mine].astype(np.float32)
+    sparse = one_hot(ids[:, mine])
+    return Batch(torch.from_numpy(dense), sparse, torch.from_numpy(labels), num_valid=len(labels))
+
+
+def inputs_of(
+    config: Config,
+    recipe: str,
+    ranks: Ranks,
+    features: tuple[Feature, ...],
+    loader: object,
+    test_loader: object | None = None,
+) -> Inputs:
+    """Inputs of a training on the CPU without a data set; loaders have what is used of a `DataLoader`."""
+    return Inputs(
+        config=config,
+        recipe=recipe,
+        ranks=ranks,
+        device=torch.device("cpu"),
+        manifest=DatasetManifest(features=features, parts=()),
+        loader=cast("DataLoader", loader),
+        test_loader=cast("DataLoader", test_loader or loader),
+        source=None,
+        ids={},
+    )
+
+
+def one_hot(ids: Ids) -> KeyedJaggedTensor:
     """Pack ids `[F, B]`, one per feature and sample, with the caches that TorchRec would compute itself."""
     num_features, size = ids.shape
     return KeyedJaggedTensor(

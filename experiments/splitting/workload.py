@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from data.batch import Batch
 from data.criteo import CATEGORY_NAMES, NUM_DENSE, TERABYTE_CAP, TERABYTE_CARDINALITIES, capped
-from data.dataset import DatasetManifest, Feature
-from data.loader import DataLoader, LoaderConfig
+from data.dataset import Feature
+from data.loader import LoaderConfig
 from data.synthetic.config import BAG_SIZES
 from data.synthetic.popularity import Popularity
 from dlrm.config.recipe import load_config
@@ -21,7 +20,7 @@ from dlrm.launch.device import Ranks
 from dlrm.models.build import build_model
 from dlrm.training.data import Inputs
 from experiments.harness.turns import Effort
-from experiments.harness.workload import one_hot
+from experiments.harness.workload import Ids, inputs_of, part_of_batch
 
 RECIPE: Final = "terabyte"
 """Of `dlrm/recipes`: 64 columns, SGD everywhere, global batch 2048."""
@@ -39,8 +38,6 @@ BAGS: Final[dict[str, tuple[int, ...]]] = {"multi_hot": BAG_SIZES, "one_hot": (1
 """Ids per sample of each feature: as in MLPerf's multi-hot Criteo Terabyte, and as in Criteo itself."""
 ROWS: Final = capped(TERABYTE_CARDINALITIES, TERABYTE_CAP)
 """Rows of the tables for the count of unique rows."""
-
-Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,35 +102,22 @@ class Workload:
 
     def inputs(self, config: Config, ranks: Ranks) -> Inputs:
         """Inputs to build the trainer's model from, without a data loader."""
-        loader = cast(
-            "DataLoader", _NoLoader(LoaderConfig(batch_size=self.global_batch_size // ranks.world_size))
-        )
-        return Inputs(
-            config=config,
-            recipe=RECIPE,
-            ranks=ranks,
-            device=torch.device("cpu"),
-            manifest=DatasetManifest(features=self.features, parts=()),
-            loader=loader,
-            test_loader=loader,
-            source=None,
-            ids={},
-        )
+        loader = _NoLoader(LoaderConfig(batch_size=self.global_batch_size // ranks.world_size))
+        return inputs_of(config, RECIPE, ranks, self.features, loader)
 
     def batches(self, ranks: Ranks) -> list[Batch]:
         """This rank's part of each global batch, with one id per feature, skewed like Criteo's."""
         size = self.global_batch_size // ranks.world_size
         mine = slice(ranks.rank * size, (ranks.rank + 1) * size)
         rows = [feature.rows for feature in self.features]
-        made = []
-        for number in range(self.num_batches):
-            ids = self._draw(number, rows, BAGS["one_hot"])
-            rng = np.random.default_rng([self.seed, number, 1])
-            dense = rng.random((self.global_batch_size, NUM_DENSE), dtype=np.float32)[mine]
-            labels = rng.integers(2, size=self.global_batch_size)[mine].astype(np.float32)
-            sparse = one_hot(np.stack([each[mine, 0] for each in ids]))
-            made.append(Batch(torch.from_numpy(dense), sparse, torch.from_numpy(labels), num_valid=size))
-        return made
+        return [
+            part_of_batch(
+                np.stack([each[:, 0] for each in self._draw(number, rows, BAGS["one_hot"])]),
+                np.random.default_rng([self.seed, number, 1]),
+                mine,
+            )
+            for number in range(self.num_batches)
+        ]
 
     def keys(self, number: int, bags: str, ranks: Ranks) -> list[Ids]:
         """Unique ids of each feature among this rank's samples of a batch, with tables of full size.

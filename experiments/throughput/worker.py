@@ -4,20 +4,17 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from data.loader import DataLoader
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import Config
 from dlrm.launch.device import Ranks
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.training.build import build
-from dlrm.training.data import Inputs
 from experiments.harness.worker_process import job_from, worker_process_group, write_measured
-from experiments.harness.workload import Setting, TimedBatches, Workload
+from experiments.harness.workload import Setting, TimedBatches, Workload, inputs_of
 from experiments.throughput.breakdown import breakdown_ms
 from experiments.throughput.torchrec_dlrm import TorchRecDLRM
 
@@ -78,17 +75,7 @@ def _profiler(workload: Workload) -> profile:
 def _train_ours(config: Config, workload: Workload, ranks: Ranks, batches: TimedBatches) -> None:
     """Train with the whole training loop of `dlrm.train`, metrics included, on batches in memory."""
     last = TimedBatches(workload, steps=1, rank=ranks.rank, world_size=ranks.world_size)
-    inputs = Inputs(
-        config=config,
-        recipe=workload.recipe,
-        ranks=ranks,
-        device=torch.device("cpu"),
-        manifest=batches.manifest,
-        loader=cast("DataLoader", batches),
-        test_loader=cast("DataLoader", last),
-        source=None,
-        ids={},
-    )
+    inputs = inputs_of(config, workload.recipe, ranks, workload.features, batches, last)
     with StopSignal() as stop:
         trainer = build(inputs, stop)
         try:
