@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
@@ -28,8 +28,8 @@ from data.cache.ahead import ReadAhead
 from data.cache.entry import Encoder, decode
 from data.cache.level import Level
 from data.cache.lock import FileLock
-from data.cache.writer import BackgroundWriter
 from data.dataset import Part
+from data.loader.background import Background
 from data.loader.source import RowGroupSource
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,10 @@ QUIET_S: Final = 0.1
 """Time that storing waits for the start of the next fetch."""
 PATIENCE_S: Final = 30.0
 """Time after which a worker fetches such a row group itself, since the other one may be suspended."""
+QUEUED: Final = 4
+"""Maximum of row groups that wait for storing. If storing is slower than fetching, others are not cached."""
+CLOSE_S: Final = 30.0
+"""Time that closing waits for storing them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,7 @@ class CacheConfig:
     """Limit of all files in `folder` together; 0 keeps nothing on disk."""
     memory_limit_bytes: int
     """Limit of all files in memory, of all workers of the node together; 0 keeps nothing in memory. Each
-    worker additionally holds up to `ahead.AHEAD` row groups for its reader and `writer.QUEUED` for the
+    worker additionally holds up to `ahead.AHEAD` row groups for its reader and `QUEUED` for the
     disk."""
     memory_folder: Path = Path("/dev/shm")
     """Memory file system. The last worker that closes its cache empties it."""
@@ -83,7 +87,7 @@ class CachedSource:
         self._leave_memory = weakref.finalize(self, _leave_memory, users, memory_folder)
         disk = Level("disk", config.folder, config.disk_limit_bytes)
         self._levels = [Level("memory", memory_folder, memory_limit_bytes), disk]
-        self._writer = BackgroundWriter()
+        self._writer = Background("cache-writer", finish=True)
         self._ahead = ReadAhead()
         self._encoder = Encoder()  # used by the writer thread alone
         self._fetching = threading.Event()
@@ -121,7 +125,7 @@ class CachedSource:
     def close(self) -> None:
         """Finish all writes; the last worker of the node empties the memory level."""
         self._ahead.close()
-        self._writer.close()
+        self._writer.close(CLOSE_S)
         self._leave_memory()
 
     def _key(self, part: Part, row_group: int) -> str:
@@ -142,9 +146,13 @@ class CachedSource:
             if blob is not None:
                 above = self._levels[: self._levels.index(level)]
                 if any(other.accepts for other in above):
-                    self._writer.put(partial(_store, above, key, blob))
+                    self._store_later(partial(_store, above, key, blob))
                 return decode(blob)
         return None
+
+    def _store_later(self, task: Callable[[], None]) -> bool:
+        """Run a task in the writer thread; returns False if too many wait, or the cache is closed."""
+        return self._writer.num_waiting < QUEUED and not self._writer.submit(partial(_run, task)).cancelled()
 
     def _claim(self, key: str) -> FileLock | None:
         for level in self._levels:
@@ -172,11 +180,18 @@ class CachedSource:
                 self._fetching.set()
                 table = self._inner.read(part, row_group)
                 self._fetching.clear()
-                kept = self._writer.put(keep)
+                kept = self._store_later(keep)
             return table
         finally:
             if not kept:
                 claim.release(remove=True)
+
+
+def _run(task: Callable[[], None]) -> None:
+    try:
+        task()
+    except Exception:
+        logger.exception("a row group could not be cached; it stays on the remote storage")
 
 
 def _store(levels: Sequence[Level], key: str, blob: pa.Buffer) -> None:

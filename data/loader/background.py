@@ -1,16 +1,18 @@
-"""Prefetching: a background thread that makes a bounded number of items ahead of its consumer.
+"""Background threads, and prefetching with one.
 
-These rules prevent hangs: the thread is a daemon and stops when its `Feed` is closed or dropped or the
-interpreter exits; every wait has a timeout, so that signals are handled; and an error of the thread is raised
-again, unchanged, in the waiting consumer.
+These rules prevent hangs: the threads are daemons and end when their owner is closed or dropped or the
+interpreter exits; consumers wait with a timeout, so that closing wakes them; nothing here takes a lock that a
+signal handler could find taken; and an error of the thread is raised again, unchanged, in the consumer.
 """
 
-import atexit
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from functools import partial
+from itertools import chain
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -20,56 +22,93 @@ WAKE_UP_S: Final = 0.2
 CLOSE_S: Final = 0.5
 """Time that closing waits for the current item; a thread that is stuck in storage ends later."""
 EXIT_S: Final = 10.0
-"""Time that exit waits for all threads: native code must not return into a dead interpreter."""
+"""Time that exit waits for a thread: native code must not return into a dead interpreter."""
 
 
 class FeedClosedError(RuntimeError):
     """Raised in a consumer that waits for an item of a closed feed."""
 
 
-class _Maker(Generic[T]):
-    """The background thread and its shared state, without a reference to its `Feed`."""
+class _Shared:
+    """State of a background thread, without a reference to its owner."""
 
-    def __init__(self, produce: Callable[[Callable[[], bool]], Iterator[T]], ahead: int, name: str) -> None:
-        self.changed = threading.Condition()
-        self.items: deque[T] = deque()
-        self.ahead = ahead
+    def __init__(self, name: str, finish: bool) -> None:
+        self.finish = finish
         self.closed = False
-        self.finished = False
-        self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._make, args=(produce,), name=name, daemon=True)
+        self.tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def close(self) -> None:
-        with self.changed:
-            self.closed = True
-            self.items.clear()
-            self.changed.notify_all()
+    def end(self) -> None:
+        """End the thread after the current task, or with `finish` after all."""
+        self.closed = True
+        while not self.finish:
+            try:
+                entry = self.tasks.get_nowait()
+            except Empty:
+                break
+            if entry is not None:
+                entry[0].cancel()
+        self.tasks.put(None)
 
-    def has_ended(self) -> bool:
-        return self.thread.ident is not None and not self.thread.is_alive()
+    def join(self, patience_s: float) -> None:
+        if self.thread.is_alive() and self.thread is not threading.current_thread():
+            self.thread.join(patience_s)
 
-    def _make(self, produce: Callable[[Callable[[], bool]], Iterator[T]]) -> None:
-        try:
-            items = produce(lambda: self.closed)
-            while self._wait_for_room():
-                item = next(items, None)
-                with self.changed:
-                    if item is None:
-                        break
-                    self.items.append(item)
-                    self.changed.notify_all()
-        except BaseException as error:  # raised again in the consumer's thread
-            self.error = error
-        finally:
-            with self.changed:
-                self.finished = True
-                self.changed.notify_all()
+    def drop(self) -> None:
+        """End the thread of an owner that was dropped, or that exists when the interpreter exits."""
+        self.end()
+        if not threading.main_thread().is_alive():
+            self.join(EXIT_S)
 
-    def _wait_for_room(self) -> bool:
-        with self.changed:
-            while len(self.items) >= self.ahead and not self.closed:
-                self.changed.wait(WAKE_UP_S)
-            return not self.closed
+    def _run(self) -> None:
+        while (entry := self.tasks.get()) is not None:
+            future, task = entry
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(task())
+                except BaseException as error:  # raised again in the consumer's thread
+                    future.set_exception(error)
+            del entry, future, task  # frees their memory while waiting
+
+
+class Background:
+    """Runs tasks in order in a background thread, which starts with the first task.
+
+    Args:
+        name: name of the thread.
+        finish: finish the waiting tasks when the thread is to end, instead of cancelling them.
+    """
+
+    def __init__(self, name: str, *, finish: bool = False) -> None:
+        self._shared = _Shared(name, finish)
+        self._starting = threading.Lock()
+        weakref.finalize(self, self._shared.drop)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the thread was told to end."""
+        return self._shared.closed
+
+    @property
+    def num_waiting(self) -> int:
+        """Tasks that have not started."""
+        return self._shared.tasks.qsize()
+
+    def submit(self, task: Callable[[], T]) -> Future[T]:
+        """Queue a task; its future is cancelled if the thread is told to end before it."""
+        future: Future[T] = Future()
+        with self._starting:
+            if self._shared.thread.ident is None:
+                self._shared.thread.start()
+        self._shared.tasks.put((future, task))
+        if self._shared.closed:  # perhaps too late to be run or cancelled by the thread
+            future.cancel()
+        return future
+
+    def close(self, patience_s: float) -> None:
+        """End the thread. Safe to repeat, and to call from a signal handler."""
+        self._shared.end()
+        self._shared.join(patience_s)
 
 
 class Feed(Generic[T]):
@@ -83,14 +122,16 @@ class Feed(Generic[T]):
     """
 
     def __init__(self, produce: Callable[[Callable[[], bool]], Iterator[T]], ahead: int, name: str) -> None:
-        self._maker = _Maker(produce, ahead, name)
-        weakref.finalize(self, self._maker.close)
+        self._background = Background(name)
+        shared = self._background._shared
+        items = chain.from_iterable(map(produce, [lambda: shared.closed]))  # calls `produce` in the thread
+        self._make: Callable[[], T | None] = partial(next, items, None)
+        self._ahead = ahead
+        self._items: deque[Future[T | None]] = deque()
 
     def start(self) -> None:
         """Start the thread; separate from construction, so that a signal handler can close the feed."""
-        _started.difference_update([maker for maker in _started if maker.has_ended()])
-        _started.add(self._maker)
-        self._maker.thread.start()
+        self._items.extend(self._background.submit(self._make) for _ in range(self._ahead))
 
     def __iter__(self) -> "Feed[T]":
         return self
@@ -102,40 +143,24 @@ class Feed(Generic[T]):
             FeedClosedError: the feed was closed.
             BaseException: the error of `produce`, after all items before it.
         """
-        maker = self._maker
-        with maker.changed:
-            while not (maker.items or maker.finished or maker.closed):
-                maker.changed.wait(WAKE_UP_S)
-            self.check_open()
-            if maker.items:
-                maker.changed.notify_all()
-                return maker.items.popleft()
-        if maker.error is not None:
-            raise maker.error
-        raise StopIteration
+        items = self._items
+        self.check_open()
+        future = items.popleft()
+        while not (future.done() or self._background.closed):
+            wait([future], WAKE_UP_S)
+        self.check_open()
+        items.append(self._background.submit(self._make))
+        item = future.result()
+        if item is None:
+            raise StopIteration
+        return item
 
     def check_open(self) -> None:
         """Raise FeedClosedError if the feed was closed."""
-        if self._maker.closed:
+        if self._background.closed:
             raise FeedClosedError("the data loader was closed or restarted while this iterator was in use")
 
     def close(self) -> None:
         """Stop the thread and drop its items. Safe to repeat, and to call from a signal handler."""
-        self._maker.close()
-        if self._maker.thread.is_alive():
-            self._maker.thread.join(CLOSE_S)
-
-
-_started: set[_Maker[Any]] = set()
-"""Makers whose threads may be alive. A thread does not remove itself, because exit has to wait until its
-frames and their native objects are gone."""
-
-
-@atexit.register
-def _stop_all() -> None:
-    makers = list(_started)
-    for maker in makers:
-        maker.close()
-    deadline = time.monotonic() + EXIT_S
-    for maker in makers:
-        maker.thread.join(max(0.0, deadline - time.monotonic()))
+        self._background.close(CLOSE_S)
+        self._items = deque()

@@ -83,7 +83,7 @@ def wait_for(condition):
 
 
 def wait_until_ready(cache, count):
-    wait_for(lambda: sum(future.done() for future in cache._ahead._shared.futures.values()) == count)
+    wait_for(lambda: sum(future.done() for future in cache._ahead._futures.values()) == count)
 
 
 @pytest.mark.parametrize("limits", [{}, {"disk": 0, "in_memory": 0}])
@@ -117,14 +117,14 @@ def test_unread_row_groups_make_room(open_cache):
     wait_until_ready(cache, AHEAD)
     expect(cache, inner, READS[AHEAD:])
     wait_for(lambda: inner.reads == READS)
-    assert len(cache._ahead._shared.futures) <= AHEAD
+    assert len(cache._ahead._futures) <= AHEAD
 
 
 def test_cached_row_groups_are_not_fetched_ahead(open_cache):
     before, inner_before = open_cache()
     for one in READS[:2]:
         read(before, inner_before, one)
-    wait_for(lambda: not before._writer._tasks.unfinished_tasks)
+    before._writer.submit(lambda: None).result(10)
     cache, inner = open_cache()
     expect(cache, inner, READS[:3])
     wait_until_ready(cache, 1)
@@ -169,10 +169,10 @@ def test_closing_does_not_wait_for_stuck_storage(open_cache, monkeypatch):
     cache.close()
     assert not inner.gate.is_set()
     inner.gate.set()
-    cache._ahead._thread.join(10)
+    cache._ahead._background._shared.thread.join(10)
     expect(cache, inner, READS[3:])
     assert inner.reads == READS[:1]
-    assert not cache._ahead._thread.is_alive()
+    assert not cache._ahead._background._shared.thread.is_alive()
 
 
 def test_dropped_cache_ends_its_thread_and_empties_its_memory(dataset, tmp_path, memory):
@@ -183,8 +183,8 @@ def test_dropped_cache_ends_its_thread_and_empties_its_memory(dataset, tmp_path,
     cache = CachedSource(inner, config)
     expect(cache, inner, READS[:3])
     wait_until_ready(cache, 3)
-    writing, thread = cache._writer._tasks, cache._ahead._thread
-    wait_for(lambda: not writing.unfinished_tasks)
+    thread = cache._ahead._background._shared.thread
+    cache._writer.submit(lambda: None).result(10)
     assert list(memory.rglob("*.arrow"))
     del cache
     gc.collect()

@@ -85,9 +85,7 @@ def read_all(cache, inner, which=READS):
 
 def settle(cache):
     """Wait until everything read so far is stored."""
-    deadline = time.monotonic() + 10
-    while cache._writer._tasks.unfinished_tasks and time.monotonic() < deadline:
-        time.sleep(0.002)
+    cache._writer.submit(lambda: None).result(10)
 
 
 def read_settled(cache, inner, which=READS):

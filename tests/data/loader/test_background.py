@@ -77,6 +77,7 @@ def test_an_error_of_the_thread_comes_after_the_items_before_it():
     assert next(feed) == 1
     with pytest.raises(KeyError) as caught:
         next(feed)
+    feed.close()
     assert caught.value is error
 
 
