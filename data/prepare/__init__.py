@@ -2,9 +2,9 @@
 
 A line passes these modules of `parse`: `inputs` splits the files into days and pieces, `content` and
 `streams` read whole lines of a piece, `lines` holds the grammar, `columns` parses good lines into typed
-columns and finds bad ones, and `ids` (`lookup` for a vocabulary) maps categories to table rows, whose number
+columns and finds bad ones, and `ids` maps categories to table rows, whose number
 is in `tables`. `convert` writes the piece as Parquet and commits it (`pieces`). `job` runs the passes over
-the input (`passes`) on several processes (`pool`, `worker`), continues an interrupted job (`state`), checks
+the input (`passes`) on several processes, continues an interrupted job (both in `data.jobs`), checks
 the share of bad lines (`rejects`), and finally writes the manifest. `vocabulary` is the additional first pass
 of `--ids vocabulary`, and `verify` checks a finished folder.
 """

@@ -18,16 +18,15 @@ from itertools import pairwise
 from pathlib import Path
 
 from data.criteo import CATEGORY_NAMES, TERABYTE_CAP
+from data.jobs.folder import FULL_DISK
 from data.prepare.config import DEFAULT_MIN_COUNT, ID_RULES, PrepareConfig, parse_bytes
 from data.prepare.job import prepare
 from data.prepare.parse.inputs import DEFAULT_DAYS
 from data.prepare.parse.lines import TRAILING_BYTES
-from data.prepare.pool import WorkerDiedError
 from data.prepare.rejects import REJECTS_NAME
 from data.prepare.tables import PUBLISHED, ROOMY_ROWS, shared_values
 from data.prepare.verify import verify
 
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 _REPORTED_SHARE = 0.01
 _GAPS_SHOWN = 10
@@ -83,10 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except OSError as error:
         print(f"data.prepare: {_explain(error)}", file=sys.stderr)
-        return 2 if error.errno in (*_FULL_DISK, *_NO_RIGHT) else 1
-    except WorkerDiedError as error:
-        print(f"data.prepare: {error}. Start the same command again to continue.", file=sys.stderr)
-        return 1
+        return 2 if error.errno in (*FULL_DISK, *_NO_RIGHT) else 1
     except KeyboardInterrupt:
         print("data.prepare: stopped. Start the same command again to continue.", file=sys.stderr)
         return 130
@@ -170,7 +166,7 @@ def _verify(flags: argparse.Namespace) -> int:
 
 
 def _explain(error: OSError) -> str:
-    if error.errno in _FULL_DISK:
+    if error.errno in FULL_DISK:
         return (
             f"the disk is full ({error}). Free some space and start the same command again: "
             "finished pieces are kept"

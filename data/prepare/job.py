@@ -1,7 +1,8 @@
 """Runs a whole job: the remaining work in worker processes, then the manifest."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -9,18 +10,21 @@ from typing import Any, Final
 
 from data.criteo import CATEGORY_NAMES, NUM_CATEGORIES
 from data.dataset import MANIFEST_NAME, DatasetManifest, Feature, Part, read_manifest
+from data.jobs.files import durable_file
+from data.jobs.folder import begun, locked, refuse_difference
+from data.jobs.pool import WorkerPool
 from data.prepare.config import PrepareConfig
-from data.prepare.convert import COMPRESSION, ROW_GROUP_ROWS, ConvertSpan, part_is_there
-from data.prepare.parse.ids import HashIds, IdRule, ModuloIds, RawIds
-from data.prepare.parse.inputs import PIECE_BYTES, RawFile, Span, find_inputs
-from data.prepare.parse.lookup import VocabularyIds
-from data.prepare.passes import IsThere, MakeTask, PassResult, run_pass
-from data.prepare.pieces import PieceRecord, durable_file, remove_leftovers
-from data.prepare.pool import WorkerPool
+from data.prepare.convert import COMPRESSION, ROW_GROUP_ROWS, ConvertSpan, part_path
+from data.prepare.parse.ids import HashIds, IdRule, ModuloIds, RawIds, VocabularyIds
+from data.prepare.parse.inputs import PIECE_BYTES, RawFile, find_inputs
+from data.prepare.parse.walk import SpanTask
+from data.prepare.passes import Files, run_pass
+from data.prepare.pieces import PieceRecord
 from data.prepare.rejects import check_rejects, collect_rejects
-from data.prepare.state import MAKER, close_state, is_finished, locked, open_state
-from data.prepare.vocabulary import CountSpan, RankCategory, run_path, runs_are_there, vocabulary_size
+from data.prepare.vocabulary import CountSpan, RankCategory, run_path, vocabulary_size
 
+MAKER: Final = "data.prepare"
+STATE_FOLDER: Final = ".prepare"
 VOCABULARY_FOLDER: Final = "vocabulary"
 
 
@@ -35,16 +39,26 @@ def prepare(config: PrepareConfig) -> DatasetManifest:
     inputs = find_inputs(config.raw, config.num_days)
     identity = _identity(config, inputs)
     with locked(config.out):
-        if not is_finished(config.out, identity):
-            state = open_state(config.out, identity)
-            try:
-                with WorkerPool(config.processes) as pool:
-                    _Job(config, inputs, state, pool).run(identity)
-            except BaseException:
-                remove_leftovers(config.out)  # of workers that were killed while writing
-                raise
-        close_state(config.out)
+        state = config.out / STATE_FOLDER
+        if not _is_finished(config.out, identity):
+            with (
+                begun(config.out, state, identity),
+                WorkerPool(config.processes, "data.prepare.convert") as pool,
+            ):
+                _Job(config, inputs, state, pool).run(identity)
+        shutil.rmtree(state, ignore_errors=True)
     return read_manifest(str(config.out))
+
+
+def _is_finished(out: Path, identity: Mapping[str, Any]) -> bool:
+    """Whether the folder already holds this data set."""
+    if not (out / MANIFEST_NAME).exists():
+        return False
+    provenance = read_manifest(str(out)).provenance
+    if provenance.get("maker") != MAKER:
+        raise ValueError(f"{out} holds a data set that data.prepare did not make; choose another --out")
+    refuse_difference(out, provenance["identity"], identity)
+    return True
 
 
 def _identity(config: PrepareConfig, inputs: Sequence[RawFile]) -> dict[str, Any]:
@@ -66,11 +80,13 @@ class _Job:
         """Do the remaining work, and write the manifest last."""
         out = self._config.out
         rule, table_rows, files = self._ids()
-        folder = self._state / "pieces"
-        result = self._convert(folder, rule)
-        rejects = collect_rejects(out, folder, result.records)
-        check_rejects(out, result, self._config.max_bad_ratio)
-        parts = tuple(_part(record) for record in result.records if record.row_groups)
+        records, rejects = self._pass(
+            "prepare",
+            self._state / "pieces",
+            partial(ConvertSpan, out=out, rule=rule),
+            lambda record: [part_path(out, record.name)] if record.row_groups else [],
+        )
+        parts = tuple(_part(record) for record in records if record.row_groups)
         if not parts:
             raise ValueError("the input holds not one good line")
         tables = zip(CATEGORY_NAMES, table_rows, strict=True)
@@ -82,23 +98,16 @@ class _Job:
         with durable_file(out / MANIFEST_NAME) as sink:
             sink.write(manifest.to_json().encode())
 
-    def _convert(self, folder: Path, rule: IdRule) -> PassResult:
+    def _pass(
+        self, title: str, folder: Path, task: Callable[..., SpanTask], files: Files
+    ) -> tuple[Sequence[PieceRecord], dict[str, Any]]:
+        """Run a pass; returns its records and the manifest's entry about bad lines."""
         config = self._config
-
-        def convert(span: Span, finished: tuple[PieceRecord, ...]) -> ConvertSpan:
-            return ConvertSpan(
-                span=span,
-                finished=finished,
-                out=config.out,
-                records=folder,
-                rule=rule,
-                block_bytes=config.block_bytes,
-            )
-
-        return self._pass("prepare", folder, convert, partial(part_is_there, config.out))
-
-    def _pass(self, title: str, folder: Path, make: MakeTask, is_there: IsThere) -> PassResult:
-        return run_pass(title, self._inputs, folder, make, is_there, self._pool, self._config.max_bad_ratio)
+        make = partial(task, records=folder, block_bytes=config.block_bytes)
+        result = run_pass(title, self._inputs, folder, make, files, self._pool, config.max_bad_ratio)
+        rejects = collect_rejects(config.out, folder, result.records)
+        check_rejects(config.out, result, config.max_bad_ratio)
+        return result.records, rejects
 
     def _ids(self) -> tuple[IdRule, tuple[int, ...], list[dict[str, Any]]]:
         """The id rule, the rows of the tables, and manifest entries of the rule's files."""
@@ -116,16 +125,16 @@ class _Job:
     def _make_vocabulary(self) -> list[Path]:
         config, folder = self._config, self._state / "counts"
 
-        def count(span: Span, finished: tuple[PieceRecord, ...]) -> CountSpan:
-            return CountSpan(span=span, finished=finished, records=folder, block_bytes=config.block_bytes)
-
-        result = self._pass("count", folder, count, partial(runs_are_there, folder))
-        collect_rejects(config.out, folder, result.records)
-        check_rejects(config.out, result, config.max_bad_ratio)
+        records, _ = self._pass(
+            "count",
+            folder,
+            CountSpan,
+            lambda record: [run_path(folder, record.name, name) for name in CATEGORY_NAMES],
+        )
         tasks = [
             RankCategory(
                 name=name,
-                runs=tuple(run_path(folder, record.name, name) for record in result.records),
+                runs=tuple(run_path(folder, record.name, name) for record in records),
                 scratch=folder,
                 path=config.out / VOCABULARY_FOLDER / f"{name}.npy",
                 min_count=config.least_count,

@@ -5,20 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from data.jobs.pool import Task, WorkerPool
 from data.prepare.display import ProgressDisplay
 from data.prepare.parse.inputs import RawFile, Span, plan
 from data.prepare.parse.walk import REJECTS_SUFFIX
-from data.prepare.pieces import PieceRecord, piece_name, read_records, record_path
-from data.prepare.pool import Task, WorkerPool
-from data.prepare.progress import Progress
+from data.prepare.pieces import PieceRecord, Progress, piece_name, read_records, record_path
 
 SHORTEST_LINE_BYTES: Final = 41
 """A label, 39 tabs and a line end: bounds the lines that bytes not yet read can hold."""
 
-MakeTask = Callable[[Span, tuple[PieceRecord, ...]], Task]
-"""A task from a span and its finished pieces."""
-IsThere = Callable[[PieceRecord], bool]
-"""Whether the files of a finished piece still exist with their sizes."""
+Files = Callable[[PieceRecord], list[Path]]
+"""The files of a finished piece."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +32,8 @@ def run_pass(
     title: str,
     inputs: Sequence[RawFile],
     folder: Path,
-    make: MakeTask,
-    is_there: IsThere,
+    make: Callable[..., Task],
+    files: Files,
     pool: WorkerPool,
     max_bad_ratio: float,
 ) -> PassResult:
@@ -46,19 +43,19 @@ def run_pass(
         title: for the progress display.
         inputs: the raw files.
         folder: of the pass's records.
-        make: makes the task of a span.
-        is_there: whether the files of a finished piece still exist.
+        make: makes a task from `span` and its `finished` pieces.
+        files: names the files of a finished piece.
         pool: runs the tasks.
         max_bad_ratio: share of bad lines beyond which the job is going to fail.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    before = _finished_before(folder, inputs, is_there)
+    before = _finished_before(folder, inputs, files)
     spans = [span for raw in inputs for span in plan(raw)]
     finished = {span: _finished_of(span, before) for span in spans}
     left = [span for span in spans if not _is_done(span, finished[span])]
     watch = _Watch(title, spans, left, tuple(before.values()), max_bad_ratio)
     try:
-        pool.run([make(span, finished[span]) for span in left], watch)
+        pool.run([make(span=span, finished=finished[span]) for span in left], watch)
     finally:
         watch.close()
     after = read_records(folder)
@@ -81,8 +78,8 @@ class _Watch:
     ) -> None:
         self._left = left
         self._max_bad_ratio = max_bad_ratio
-        self._total = sum(_stored_bytes(span) for span in spans)
-        self._base = self._total - sum(_stored_bytes(span) for span in self._left)
+        self._total = sum(_span_bytes(span) for span in spans)
+        self._base = self._total - sum(_span_bytes(span) for span in self._left)
         self._done = [0] * len(self._left)
         self._num_lines = sum(record.num_lines for record in finished)
         self._num_bad = sum(sum(record.num_rejects.values()) for record in finished)
@@ -92,7 +89,7 @@ class _Watch:
         num_lines = 0
         if progress is not None:
             span = self._left[position]
-            self._done[position] = min(progress.stored_position - span.start, _stored_bytes(span))
+            self._done[position] = min(progress.stored_position - span.start, _span_bytes(span))
             num_lines = progress.num_lines
             self._num_lines += num_lines
             self._num_bad += progress.num_bad
@@ -108,7 +105,7 @@ class _Watch:
         self._display.close()
 
 
-def _finished_before(folder: Path, inputs: Sequence[RawFile], is_there: IsThere) -> dict[str, PieceRecord]:
+def _finished_before(folder: Path, inputs: Sequence[RawFile], files: Files) -> dict[str, PieceRecord]:
     """Finished pieces of an earlier start; records without their files are removed.
 
     Reading of a compressed file continues after its last piece, so that pieces after a lost one are lost too.
@@ -117,8 +114,8 @@ def _finished_before(folder: Path, inputs: Sequence[RawFile], is_there: IsThere)
     compressed = {raw.path.name for raw in inputs if raw.compressed}
     broken_off: set[str] = set()
     for record in sorted(records.values(), key=lambda record: record.start):
-        rejects = record_path(folder, record.name, REJECTS_SUFFIX)
-        whole = is_there(record) and (rejects.exists() or not record.num_rejects)
+        rejects_left = record_path(folder, record.name, REJECTS_SUFFIX).exists() or not record.num_rejects
+        whole = _stored_bytes(files(record)) == record.num_bytes and rejects_left
         if whole and record.raw_name not in broken_off:
             continue
         broken_off |= {record.raw_name} & compressed
@@ -138,5 +135,13 @@ def _is_done(span: Span, finished: Sequence[PieceRecord]) -> bool:
     return bool(finished) if span.end is not None else any(record.last for record in finished)
 
 
-def _stored_bytes(span: Span) -> int:
+def _stored_bytes(paths: Sequence[Path]) -> int | None:
+    """Size of the files together, or None if one of them is not there."""
+    try:
+        return sum(path.stat().st_size for path in paths)
+    except FileNotFoundError:
+        return None
+
+
+def _span_bytes(span: Span) -> int:
     return (span.raw.num_bytes if span.end is None else span.end) - span.start

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from data.jobs.files import durable_file
 from data.prepare.parse.lines import TRAILING_BYTES, TRUNCATED
 from data.prepare.parse.walk import REJECTS_SUFFIX
 from data.prepare.passes import PassResult
-from data.prepare.pieces import PieceRecord, durable_file, record_path
+from data.prepare.pieces import PieceRecord, record_path
 
 REJECTS_NAME: Final = "rejects.jsonl"
 

@@ -16,13 +16,13 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from data.criteo import CATEGORY_NAMES
+from data.jobs.files import durable_file
 from data.prepare.parse.ids import FIRST_VOCABULARY_ID
-from data.prepare.parse.inputs import Span
-from data.prepare.parse.walk import read_pieces
-from data.prepare.pieces import PieceRecord, Written, durable_file, record_path, stored_bytes
-from data.prepare.progress import Report
+from data.prepare.parse.walk import SpanTask
+from data.prepare.pieces import Report, Written, record_path
 
 FAN_IN: Final = 32
 """Runs merged at once."""
@@ -33,35 +33,23 @@ _ENTRY: Final = np.dtype([("value", "<u4"), ("count", "<u8")])
 _Entries = npt.NDArray[np.void]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CountSpan:
+class CountSpan(SpanTask):
     """Task that writes one run per category for each unfinished piece of a span."""
 
-    span: Span
-    """Part of a raw file."""
-    finished: tuple[PieceRecord, ...]
-    """Finished pieces of the span."""
-    records: Path
-    """Folder of this pass's records and runs."""
-    block_bytes: int
-    """Raw text parsed at once."""
-
-    def run(self, report: Report) -> None:
-        """Count the pieces."""
-        for piece in read_pieces(self.span, self.finished, self.block_bytes, report):
-            # a piece in which no line starts has no frame
-            columns = [[np.empty(0, np.uint32)] for _ in CATEGORY_NAMES]
-            with piece.rejects_into(self.records):
-                for frame in piece.frames():
-                    for column, name in zip(columns, CATEGORY_NAMES, strict=True):
-                        column.append(frame[name].drop_nulls().to_numpy())
-            num_bytes = 0
-            for column, name in zip(columns, CATEGORY_NAMES, strict=True):
-                values, counts = np.unique(np.concatenate(column), return_counts=True)
-                with durable_file(run_path(self.records, piece.name, name)) as sink:
-                    sink.write(_entries(values, counts).tobytes())
-                num_bytes += sink.num_bytes
-            piece.record(Written(num_bytes=num_bytes)).write(self.records)
+    def write(self, name: str, frames: Iterator[pl.DataFrame]) -> Written:
+        """Count the values of a piece."""
+        # a piece in which no line starts has no frame
+        columns = {category: [np.empty(0, np.uint32)] for category in CATEGORY_NAMES}
+        for frame in frames:
+            for category, column in columns.items():
+                column.append(frame[category].drop_nulls().to_numpy())
+        num_bytes = 0
+        for category, column in columns.items():
+            values, counts = np.unique(np.concatenate(column), return_counts=True)
+            with durable_file(run_path(self.records, name, category)) as sink:
+                sink.write(_entries(values, counts).tobytes())
+            num_bytes += sink.num_bytes
+        return Written(num_bytes=num_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +130,6 @@ class RankCategory:
 def run_path(records: Path, piece_name: str, category: str) -> Path:
     """Path of a piece's run of a category."""
     return record_path(records, piece_name, f".{category}.run")
-
-
-def runs_are_there(records: Path, record: PieceRecord) -> bool:
-    """Whether the runs of a finished piece exist with their sizes."""
-    runs = [run_path(records, record.name, name) for name in CATEGORY_NAMES]
-    return stored_bytes(runs) == record.num_bytes
 
 
 def vocabulary_size(path: Path) -> int:

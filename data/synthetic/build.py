@@ -5,25 +5,24 @@ of a file do not depend on the process that makes it.
 """
 
 import contextlib
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tqdm import tqdm
 
 from data.criteo import CATEGORY_NAMES
 from data.dataset import DatasetManifest, Feature
+from data.jobs.folder import FULL_DISK
+from data.jobs.pool import WorkerPool
 from data.synthetic.config import SyntheticConfig
 from data.synthetic.files import FilePlan, plan_files
-from data.synthetic.folder import FULL, MAKER, DatasetFolder
+from data.synthetic.folder import MAKER, DatasetFolder
 from data.synthetic.scores import Scores
 from data.synthetic.source import Block, ClickSource
-
-Progress = Callable[[int], object]
 
 
 def generate(config: SyntheticConfig, out: str | Path, processes: int = 1) -> dict[str, Any]:
@@ -51,13 +50,15 @@ def generate(config: SyntheticConfig, out: str | Path, processes: int = 1) -> di
     folder.check_room()
     plans = plan_files(config)
     with _full_disk_explained(folder), folder.opened():
-        missing = [plan for plan in plans if folder.written(plan) is None]
-        total = sum(plan.num_rows for plan in missing)
+        tasks = [_MakeFile(folder, plan) for plan in plans if folder.written(plan) is None]
+        total = sum(task.plan.num_rows for task in tasks)
         with tqdm(total=total, unit="row", unit_scale=True, disable=None, desc=str(out)) as bar:
-            if processes > 1 and len(missing) > 1:
-                _make_in_processes(config, folder, missing, processes, bar.update)
+            if processes > 1 and len(tasks) > 1:
+                with WorkerPool(min(processes, len(tasks)), __name__) as pool:
+                    pool.run(tasks, lambda _, num_rows: bar.update(num_rows or 0) is not False)
             else:
-                _make(config, folder, missing, bar.update)
+                for task in tasks:
+                    task.run(bar.update)
         return _commit(config, folder, plans)
 
 
@@ -70,75 +71,28 @@ def is_finished(config: SyntheticConfig, out: str | Path) -> bool:
     return DatasetFolder(config, Path(out)).provenance() is not None
 
 
-def _make(config: SyntheticConfig, folder: DatasetFolder, plans: list[FilePlan], progress: Progress) -> None:
-    """Generate files in order, and report the samples of each block."""
-    source = ClickSource(config)
+@dataclass(frozen=True)
+class _MakeFile:
+    """Task that generates one file, and reports the samples of each block."""
 
-    def blocks(plan: FilePlan) -> Iterator[Block]:
-        for index in plan.blocks:
-            yield source.block(plan.day, index)
-            progress(plan.block_rows[index - plan.blocks[0]])
+    folder: DatasetFolder
+    plan: FilePlan
 
-    for plan in plans:
-        folder.write(plan, blocks(plan))
+    def run(self, report: Callable[[int], object]) -> None:
+        self.folder.write(self.plan, self._blocks(report))
 
-
-def _make_in_processes(
-    config: SyntheticConfig,
-    folder: DatasetFolder,
-    plans: list[FilePlan],
-    processes: int,
-    progress: Progress,
-) -> None:
-    """Generate files in several processes, all of which end on any error."""
-    context = multiprocessing.get_context("spawn")
-    workers = {}
-    try:
-        for first in range(min(processes, len(plans))):
-            receiver, sender = context.Pipe(duplex=False)
-            arguments = (config, folder, plans[first::processes], sender)
-            worker = context.Process(target=_work, args=arguments, daemon=True)
-            worker.start()
-            sender.close()
-            workers[receiver] = worker
-        listening = set(workers)
-        while listening:
-            for ready in wait(list(listening)):
-                receiver = cast("Connection", ready)
-                try:
-                    message = receiver.recv()
-                except EOFError:
-                    listening.remove(receiver)
-                    _check_exit(workers[receiver])
-                    continue
-                if isinstance(message, Exception):
-                    raise message
-                progress(message)
-    finally:
-        for receiver, worker in workers.items():
-            worker.terminate()
-            worker.join()
-            receiver.close()
+    def _blocks(self, report: Callable[[int], object]) -> Iterator[Block]:
+        source = _source(self.folder.config)
+        for index in self.plan.blocks:
+            block = source.block(self.plan.day, index)
+            yield block
+            report(len(block))
 
 
-def _check_exit(worker: multiprocessing.process.BaseProcess) -> None:
-    worker.join()
-    if worker.exitcode:
-        raise ChildProcessError(
-            f"a worker process died (exit code {worker.exitcode}: killed, or out of memory). Run the same "
-            "again to continue, with fewer processes if memory is short"
-        )
-
-
-def _work(config: SyntheticConfig, folder: DatasetFolder, plans: list[FilePlan], sender: Connection) -> None:
-    """Main function of a worker process, which ends with its parent, as its next report fails."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    try:
-        _make(config, folder, plans, sender.send)
-    except BrokenPipeError:
-        return
-    except Exception as error:
-        sender.send(error)
+@lru_cache(maxsize=1)
+def _source(config: SyntheticConfig) -> ClickSource:
+    """The source of all files of a process."""
+    return ClickSource(config)
 
 
 @contextlib.contextmanager
@@ -146,7 +100,7 @@ def _full_disk_explained(folder: DatasetFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in FULL_DISK:
             raise
         raise OSError(
             error.errno,

@@ -7,11 +7,9 @@ a bijection on 32-bit numbers: all pairs (column, id) have different values, whi
 
 import contextlib
 import gzip
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO, Final
+from typing import IO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -70,24 +68,17 @@ def plan_files(config: SyntheticConfig) -> list[FilePlan]:
     ]
 
 
-def write_file(path: Path, config: SyntheticConfig, blocks: Iterator[Block]) -> None:
-    """Write blocks to a new file, durably.
-
-    Raises:
-        OSError: the disk is full, or the file cannot be written for another reason.
-    """
-    with path.open("wb") as file:
-        if config.format == "parquet":
-            _write_parquet(file, config, blocks)
-        else:
-            with _compressed(file, config.compression) as stream:
-                for block in blocks:
-                    _write_lines(stream, config, block)
-        file.flush()
-        os.fsync(file.fileno())
+def write_blocks(file: IO[bytes], config: SyntheticConfig, blocks: Iterator[Block]) -> None:
+    """Write the blocks of a file."""
+    if config.format == "parquet":
+        _write_parquet(file, config, blocks)
+    else:
+        with _compressed(file, config.compression) as stream:
+            for block in blocks:
+                _write_lines(stream, config, block)
 
 
-def _write_parquet(file: BinaryIO, config: SyntheticConfig, blocks: Iterator[Block]) -> None:
+def _write_parquet(file: IO[bytes], config: SyntheticConfig, blocks: Iterator[Block]) -> None:
     ids_type = pa.list_(pa.int32()) if config.multi_hot else pa.int32()
     columns = [(LABEL, pa.int8())]
     columns += [(name, pa.float32()) for name in DENSE_NAMES]
@@ -111,8 +102,8 @@ def _ids_array(bag: Bag) -> pa.Array:
 
 
 def _compressed(
-    file: BinaryIO, compression: str
-) -> contextlib.AbstractContextManager[BinaryIO | gzip.GzipFile]:
+    file: IO[bytes], compression: str
+) -> contextlib.AbstractContextManager[IO[bytes] | gzip.GzipFile]:
     """A stream that compresses into `file`; closing it leaves the file open."""
     if compression == "gz":
         return gzip.GzipFile("", "wb", GZIP_LEVEL, file, mtime=0)  # no name, no time: the same bytes
@@ -121,7 +112,7 @@ def _compressed(
     return contextlib.nullcontext(file)
 
 
-def _write_lines(stream: BinaryIO | gzip.GzipFile, config: SyntheticConfig, block: Block) -> None:
+def _write_lines(stream: IO[bytes] | gzip.GzipFile, config: SyntheticConfig, block: Block) -> None:
     arrays = [pa.array(block.labels)]
     for column, missing in zip(block.integers.T, block.integers_missing.T, strict=True):
         arrays.append(pa.array(column, mask=missing))

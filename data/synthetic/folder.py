@@ -1,16 +1,12 @@
 """The folder of a synthetic data set, which is complete or visibly unfinished.
 
-During generation, its folder `.unfinished` holds the configuration, temporary files, and results of finished
-files. A finished file is moved into place after a sync. The manifest is written last, and `.unfinished` is
-removed.
+During generation, its folder `.unfinished` holds the configuration and results of finished files. The
+manifest is written last, and `.unfinished` is removed.
 """
 
 import contextlib
-import errno
-import fcntl
-import hashlib
+import io
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -20,14 +16,15 @@ from typing import Any, Final
 import numpy as np
 
 from data.dataset import MANIFEST_NAME, Part
+from data.jobs.files import durable_file
+from data.jobs.folder import begun, locked, named_in_errors, refuse_difference
 from data.synthetic.config import SyntheticConfig
-from data.synthetic.files import FilePlan, write_file
+from data.synthetic.files import FilePlan, write_blocks
 from data.synthetic.profile import TOP_COVERAGE
 from data.synthetic.scores import Scores
 from data.synthetic.source import Block
 
 MAKER: Final = "data.synthetic"
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 GENERATOR_VERSION: Final = 1
 """Raised whenever the same configuration would give other bytes."""
 
@@ -46,7 +43,7 @@ class DatasetFolder:
     def __init__(self, config: SyntheticConfig, path: Path) -> None:
         self.path = path
         self.identity = {"maker": MAKER, "generator_version": GENERATOR_VERSION, **asdict(config)}
-        self._config = config
+        self.config = config
         self._manifest = path / (MANIFEST_NAME if config.format == "parquet" else RAW_MANIFEST_NAME)
         self._work = path / ".unfinished"
 
@@ -56,7 +53,7 @@ class DatasetFolder:
         Raises:
             ValueError: the folder holds another data set, or this one is damaged.
         """
-        with self._named_in_errors():
+        with named_in_errors(self.path):
             found = [name for name in (MANIFEST_NAME, RAW_MANIFEST_NAME) if (self.path / name).exists()]
         if not found:
             return None
@@ -68,7 +65,8 @@ class DatasetFolder:
             raise ValueError(
                 f"{MAKER} did not make the data set in {self.path}; choose another folder"
             ) from error
-        self._check_identity(made_as)
+        # absent in data sets of versions without this setting
+        refuse_difference(self.path, {"top_coverage": TOP_COVERAGE, **made_as}, self.identity)
         for part in parts:
             file = self.path / part["path"]
             if not file.exists() or file.stat().st_size != part["num_bytes"]:
@@ -86,10 +84,10 @@ class DatasetFolder:
         )
         disk = shutil.disk_usage(there)
         free = disk.free + sum(file.stat().st_size for file in self.path.rglob("*"))
-        if disk.total and self._config.least_bytes > free:  # some file systems report no sizes
+        if disk.total and self.config.least_bytes > free:  # some file systems report no sizes
             raise ValueError(
-                f"{self._config.days:,} days of {self._config.rows_per_day:,} rows take "
-                f"{self._config.least_bytes / 1e9:,.1f} GB at least, and the disk of {self.path} has "
+                f"{self.config.days:,} days of {self.config.rows_per_day:,} rows take "
+                f"{self.config.least_bytes / 1e9:,.1f} GB at least, and the disk of {self.path} has "
                 f"{free / 1e9:,.1f} GB free: lower --days or --rows-per-day, or name another --out"
             )
 
@@ -100,40 +98,19 @@ class DatasetFolder:
         Raises:
             ValueError: the folder holds something else, or another process is writing it.
         """
-        identity = self._work / "config.json"
-        with self._named_in_errors():
-            if identity.exists():
-                self._check_identity(json.loads(identity.read_text()))
-            elif self.path.exists() and any(file != self._work for file in self.path.iterdir()):
-                raise ValueError(f"{self.path} is not empty and holds no data set; choose another folder")
-            self._work.mkdir(parents=True, exist_ok=True)
-            lock_file = (self._work / "lock").open("w")
-        with lock_file as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(f"another process is making {self.path} right now; wait for it") from error
-            self._sweep()
-            self._write(identity, json.dumps(self.identity, indent=1).encode())
-            try:
-                yield
-            finally:
-                self._sweep()
+        with locked(self.path), begun(self.path, self._work, self.identity):
+            yield
 
     def write(self, plan: FilePlan, blocks: Iterator[Block]) -> None:
-        """Write one file of the data set atomically."""
+        """Write one file of the data set."""
         scores = Scores()
-        unfinished = self._temporary(plan.path)
-        write_file(unfinished, self._config, _scored(blocks, scores))
-        with unfinished.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        num_bytes = unfinished.stat().st_size
-        (self.path / plan.path).parent.mkdir(exist_ok=True)
-        unfinished.replace(self.path / plan.path)
-        unfinished = self._temporary(plan.path)
-        with unfinished.open("wb") as file:
-            np.savez(file, num_bytes=num_bytes, sha256=digest, **vars(scores))
-        unfinished.replace(self._result(plan))
+        with durable_file(self.path / plan.path) as file:
+            samples = _scored(blocks, scores)
+            write_blocks(file, self.config, samples)  # type: ignore[arg-type]  # it has what writers need
+        result = io.BytesIO()
+        np.savez(result, num_bytes=file.num_bytes, sha256=file.sha256, **vars(scores))
+        with durable_file(self._result(plan)) as stored:
+            stored.write(result.getvalue())
 
     def written(self, plan: FilePlan) -> tuple[Part, Scores] | None:
         """A finished file and the scores of its samples; None if it has to be made."""
@@ -157,60 +134,16 @@ class DatasetFolder:
 
     def commit(self, manifest_json: str) -> None:
         """Write the manifest, which makes the data set exist."""
-        self._write(self._manifest, manifest_json.encode())
+        with durable_file(self._manifest) as file:
+            file.write(manifest_json.encode())
         self.clean()
 
     def clean(self) -> None:
         """Remove the files of an unfinished data set."""
         shutil.rmtree(self._work, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def _named_in_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno in FULL:
-                raise
-            raise ValueError(
-                f"{self.path} cannot be made or read ({error.strerror}): name another folder by --out, or "
-                "change its permissions"
-            ) from error
-
-    def _check_identity(self, made_as: dict[str, Any]) -> None:
-        made_as = {
-            "top_coverage": TOP_COVERAGE,
-            **made_as,
-        }  # absent in data sets of versions without this setting
-        differ = [
-            f"{key} is {made_as.get(key)!r} there and {self.identity.get(key)!r} now"
-            for key in sorted(self.identity.keys() | made_as.keys())
-            if made_as.get(key) != self.identity.get(key)
-        ]
-        if differ:
-            raise ValueError(
-                f"{self.path} belongs to another configuration: {'; '.join(differ)}. "
-                "Choose another folder, or delete this one"
-            )
-
     def _result(self, plan: FilePlan) -> Path:
         return self._work / (plan.path.replace("/", "_") + ".npz")
-
-    def _temporary(self, name: str) -> Path:
-        """Temporary path of this process, since a worker may briefly survive a killed parent."""
-        return self._work / f"{name.replace('/', '_')}.{os.getpid()}.part"
-
-    def _sweep(self) -> None:
-        """Remove half-written files."""
-        for unfinished in self._work.glob("*.part"):
-            unfinished.unlink(missing_ok=True)
-
-    def _write(self, path: Path, content: bytes) -> None:
-        unfinished = self._temporary(path.name)
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
 
 
 def _scored(blocks: Iterator[Block], scores: Scores) -> Iterator[Block]:

@@ -3,13 +3,16 @@
 Dense: float32(log(x + 1)) in float32, a missing integer counts as 0 and a negative one as 0. That
 is facebookresearch/dlrm's rule (data_utils.py: `X_int[X_int < 0] = 0`, `np.log(X_int + 1)`);
 TorchRec's scripts take log(x + 3) instead, so that Kaggle's int_1, which goes down to -3, stays
-apart from 0. Ids: the classes below, or `lookup.VocabularyIds`. A missing category gets id 0, which only
-the vocabulary keeps for it alone; among raw ids it is -1, which no value is.
+apart from 0. A missing category gets id 0, which only the vocabulary keeps for it alone; among raw ids it
+is -1, which no value is.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from data.criteo import CATEGORY_NAMES, DENSE_NAMES, LABEL
@@ -74,6 +77,28 @@ class RawIds:
         return frame.with_columns(pl.col(CATEGORY_NAMES).cast(pl.Int64).fill_null(RAW_MISSING_ID))
 
 
+class VocabularyIds:
+    """Dense ids of the values that occur often enough; 0 is missing, 1 is rare.
+
+    Args:
+        files: one a category, as `data.prepare.vocabulary` writes them. They are mapped, not read: the
+            kernel shares their pages between processes and drops them when memory is needed.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = tuple(files)
+        self._tables: list[npt.NDArray[np.uint32]] | None = None
+
+    def encode(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """See `IdRule`."""
+        if self._tables is None:  # opened in the worker process, since mapped files cannot be pickled
+            self._tables = [np.load(path, mmap_mode="r") for path in self._files]
+        return frame.with_columns(
+            pl.Series(name, _look_up(frame[name], table), dtype=pl.Int32)
+            for name, table in zip(CATEGORY_NAMES, self._tables, strict=True)
+        )
+
+
 def mix32(values: pl.Expr) -> pl.Expr:
     """MurmurHash3's 32-bit finalizer of UInt32 values; polars' products wrap around as it wants."""
     mixed = (values ^ (values // 2**16)) * pl.lit(0x85EBCA6B, pl.UInt32)
@@ -84,3 +109,16 @@ def mix32(values: pl.Expr) -> pl.Expr:
 def to_samples(frame: pl.DataFrame, rule: IdRule) -> pl.DataFrame:
     """What the model reads: label UInt8, int_* Float32, cat_* Int32 (raw: Int64), from `read_block`'s."""
     return rule.encode(frame.with_columns(_DENSE)).select(LABEL, *DENSE_NAMES, *CATEGORY_NAMES)
+
+
+def _look_up(column: pl.Series, table: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
+    values, ids = table
+    wanted = column.fill_null(0).to_numpy()
+    found = np.full(len(wanted), RARE_ID, np.int32)
+    if len(values):
+        order = np.argsort(wanted)  # neighbours then search the same pages
+        wanted = wanted[order]
+        position = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
+        found[order] = np.where(values[position] == wanted, ids[position].astype(np.int32), RARE_ID)
+    found[column.is_null().to_numpy()] = MISSING_ID
+    return found

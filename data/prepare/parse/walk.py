@@ -1,31 +1,27 @@
 """Reads the pieces of a span in order, as typed columns, for both passes.
 
-A piece counts its lines, stores bad ones, reports progress, and finally makes its record.
+A piece counts its lines, stores bad ones, reports progress, and finally makes its record. `convert` and
+`vocabulary` have the task of a pass each.
 """
 
+import io
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import polars as pl
 
+from data.jobs.files import durable_file
 from data.prepare.parse.columns import read_block
 from data.prepare.parse.content import Content, open_content
 from data.prepare.parse.inputs import PIECE_BYTES, RawFile, Span
 from data.prepare.parse.lines import TRAILING_BYTES, TRUNCATED, BadLine
 from data.prepare.parse.streams import LineReader
-from data.prepare.pieces import (
-    DigestFile,
-    PieceRecord,
-    Written,
-    durable_file,
-    piece_name,
-    record_path,
-)
-from data.prepare.progress import Progress, Report
+from data.prepare.pieces import PieceRecord, Progress, Report, Written, piece_name, record_path
 
 REJECTS_SUFFIX: Final = ".rejects.jsonl"
 REJECT_TEXT_BYTES: Final = 4096
@@ -60,27 +56,26 @@ class Piece:
         self._start = reader.offset
         self._num_lines = 0
         self._num_rejects: Counter[str] = Counter()
-        self._reject: Callable[[int, BadLine], None] = lambda first, bad: None
 
-    def frames(self) -> Iterator[pl.DataFrame]:
-        """The good lines, in parts, as `read_block` gives them."""
+    def frames(self, rejects: io.RawIOBase | io.BytesIO) -> Iterator[pl.DataFrame]:
+        """The good lines, in parts, as `read_block` gives them; bad ones are written to `rejects`."""
         for block in self._reader.blocks(self._limit):
             for frame, bad in read_block(block):
-                self._count(frame.height, bad)
+                self._count(frame.height, bad, rejects)
                 if frame.height:
                     yield frame
         if not self._reader.exhausted:
             return
         content = self._reader.content
         if content.damage:
-            self._count(0, [BadLine(0, TRUNCATED, self._reader.partial)])
+            self._count(0, [BadLine(0, TRUNCATED, self._reader.partial)], rejects)
         if content.trailing:
-            self._count(0, [BadLine(0, TRAILING_BYTES, content.trailing)])
+            self._count(0, [BadLine(0, TRAILING_BYTES, content.trailing)], rejects)
 
-    def record(self, written: Written | None = None) -> PieceRecord:
-        """The record of the piece, once its lines have been read and its file, if any, is written."""
-        written = written or Written()
+    def record(self, written: Written) -> PieceRecord:
+        """The record of the piece, once its lines have been read and its files are written."""
         return PieceRecord(
+            **vars(written),
             name=self.name,
             raw_name=self._raw.path.name,
             day=self._day,
@@ -90,30 +85,12 @@ class Piece:
             last=self._reader.exhausted,
             num_lines=self._num_lines,
             num_rejects=dict(self._num_rejects),
-            row_groups=written.row_groups,
-            num_bytes=written.num_bytes,
-            sha256=written.sha256,
         )
 
-    @contextmanager
-    def rejects_into(self, folder: Path) -> Iterator[None]:
-        """Store the bad lines found within the block in a file of `folder`, if there are any."""
-        with ExitStack() as stack:
-            sinks: list[DigestFile] = []
-
-            def keep(first: int, bad: BadLine) -> None:
-                if not sinks:
-                    path = record_path(folder, self.name, REJECTS_SUFFIX)
-                    sinks.append(stack.enter_context(durable_file(path)))
-                sinks[0].write(_reject_line(self._raw.path.name, first + bad.index, bad))
-
-            self._reject = keep
-            yield
-
-    def _count(self, num_good: int, bad: Sequence[BadLine]) -> None:
+    def _count(self, num_good: int, bad: Sequence[BadLine], rejects: io.RawIOBase | io.BytesIO) -> None:
         for line in bad:
             self._num_rejects[line.reason] += 1
-            self._reject(self._num_lines, line)
+            rejects.write(_reject_line(self._raw.path.name, self._num_lines + line.index, line))
         num_lines = num_good + len(bad)
         self._num_lines += num_lines
         self._report(
@@ -121,6 +98,36 @@ class Piece:
                 stored_position=self._reader.content.stored_position, num_lines=num_lines, num_bad=len(bad)
             )
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanTask(ABC):
+    """Task that does the unfinished pieces of a span."""
+
+    span: Span
+    """Part of a raw file."""
+    finished: tuple[PieceRecord, ...]
+    """Finished pieces of the span."""
+    records: Path
+    """Folder of this pass's records."""
+    block_bytes: int
+    """Raw text parsed at once."""
+
+    def run(self, report: Report) -> None:
+        """Read and commit the pieces."""
+        for piece in read_pieces(self.span, self.finished, self.block_bytes, report):
+            with durable_file(record_path(self.records, piece.name, REJECTS_SUFFIX)) as rejects:
+                written = self.write(piece.name, piece.frames(rejects))
+            piece.record(written).write(self.records)
+
+    @abstractmethod
+    def write(self, name: str, frames: Iterator[pl.DataFrame]) -> Written:
+        """Write the files of a piece.
+
+        Args:
+            name: of the piece.
+            frames: its good lines.
+        """
 
 
 def read_pieces(

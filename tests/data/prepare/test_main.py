@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from data.dataset import DatasetManifest, Part
+from data.jobs.pool import WorkerDiedError
 from data.prepare import __main__ as command
-from data.prepare.pool import WorkerDiedError
 from tests.data.prepare.conftest import make_lines
 
 MANIFEST = DatasetManifest(features=(), parts=(), provenance={"rejects": {"num_rejects": {}}})
@@ -145,5 +145,5 @@ def test_an_output_folder_that_cannot_be_made_is_code_2(capsys, tmp_path, raw_fi
     path = raw_file(make_lines(5))
     assert command.main([str(path), "--out", out.format(tmp_path), "--table-rows", "10"]) == 2
     assert re.search(
-        r"data\.prepare: .* cannot be made \(.*\); choose another --out\n", capsys.readouterr().err
+        r"data\.prepare: .* cannot be made or read \(.*\); choose another --out", capsys.readouterr().err
     )

@@ -11,7 +11,7 @@ from data.criteo import CATEGORY_NAMES
 from data.prepare import vocabulary
 from data.prepare.parse.inputs import find_inputs, plan
 from data.prepare.pieces import read_records
-from data.prepare.vocabulary import CountSpan, RankCategory, run_path, runs_are_there, vocabulary_size
+from data.prepare.vocabulary import CountSpan, RankCategory, run_path, vocabulary_size
 from tests.data.prepare.conftest import make_lines
 
 
@@ -83,14 +83,3 @@ def test_a_piece_in_which_no_line_starts_has_empty_runs(records, tmp_path):
     for record in empty:
         assert {run_path(tmp_path, record.name, name).stat().st_size for name in CATEGORY_NAMES} == {0}
     assert sum(record.num_lines for record in records) == 3
-
-
-def test_runs_that_are_gone_or_cut_are_missed(records, tmp_path):
-    record = next(record for record in records if record.num_lines)
-    assert all(runs_are_there(tmp_path, each) for each in records)
-    runs = [run_path(tmp_path, record.name, name) for name in CATEGORY_NAMES]
-    run = next(run for run in runs if run.stat().st_size)
-    run.write_bytes(run.read_bytes()[:-1])
-    assert not runs_are_there(tmp_path, record)
-    run.unlink()
-    assert not runs_are_there(tmp_path, record)

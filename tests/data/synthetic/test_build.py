@@ -33,17 +33,17 @@ def interrupt_after(monkeypatch):
     def install(num_files, error=KeyboardInterrupt):
         written = []
 
-        def write_file(path, config, blocks):
+        def write_blocks(file, config, blocks):
             if len(written) == num_files:
-                path.write_bytes(b"half a fi")
+                file.write(b"half a fi")
                 raise error
-            whole(path, config, blocks)
-            written.append(path)
+            whole(file, config, blocks)
+            written.append(file)
 
-        monkeypatch.setattr(folder, "write_file", write_file)
+        monkeypatch.setattr(folder, "write_blocks", write_blocks)
         return written
 
-    whole = folder.write_file
+    whole = folder.write_blocks
     return install
 
 
@@ -100,7 +100,7 @@ def test_interrupted_data_set_is_unfinished_and_continues_to_the_same_bytes(
     assert not is_finished(TINY, tmp_path)
     finished = [path for path in contents(tmp_path) if path.endswith(".parquet")]
     assert len(finished) == num_files, "a half-written file is in no place of a data file"
-    assert not list(tmp_path.rglob("*.part")), "and takes no room"
+    assert not list(tmp_path.rglob("*.tmp")), "and takes no room"
     rest = interrupt_after(NUM_FILES - num_files)
     generate(TINY, tmp_path)
     assert len(rest) == NUM_FILES - num_files, "finished files are not made again"
@@ -109,7 +109,7 @@ def test_interrupted_data_set_is_unfinished_and_continues_to_the_same_bytes(
 
 def test_folder_of_another_configuration_is_refused(tmp_path, made, interrupt_after):
     other = replace(TINY, seed=5, drift=0.5)
-    message = r"drift is 0\.0 there and 0\.5 now; seed is 1 there and 5 now"
+    message = r"drift: there 0\.0, now 0\.5; seed: there 1, now 5"
     with pytest.raises(ValueError, match=message):
         generate(other, made)
     interrupt_after(1)
@@ -127,13 +127,13 @@ def test_a_data_set_from_before_the_skew_was_a_choice_has_the_usual_one(tmp_path
     del manifest["provenance"]["config"]["top_coverage"]
     (tmp_path / MANIFEST_NAME).write_text(json.dumps(manifest))
     assert is_finished(TINY, tmp_path)
-    with pytest.raises(ValueError, match=r"top_coverage is 0\.75 there and 0\.5 now"):
+    with pytest.raises(ValueError, match=r"top_coverage: there 0\.75, now 0\.5"):
         generate(replace(TINY, top_coverage=0.5), tmp_path)
 
 
 def test_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(ValueError, match="not empty"):
+    with pytest.raises(ValueError, match="holds other files"):
         generate(TINY, tmp_path)
     (tmp_path / "dataset.json").write_text(json.dumps({"provenance": {}, "parts": []}))
     with pytest.raises(ValueError, match=r"data\.synthetic did not make"):
@@ -152,7 +152,7 @@ def test_damaged_data_set_is_noticed(tmp_path):
 def test_folder_that_another_process_writes_is_refused(tmp_path):
     with (
         folder.DatasetFolder(TINY, tmp_path).opened(),
-        pytest.raises(ValueError, match="another process is making"),
+        pytest.raises(ValueError, match="in use by another live process"),
     ):
         generate(TINY, tmp_path)
 

@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 
 from data.criteo import COLUMN_NAMES, KAGGLE_CARDINALITIES
 from data.synthetic import ClickSource, SyntheticConfig
-from data.synthetic.files import mix, plan_files, write_file
+from data.synthetic.files import mix, plan_files, write_blocks
 
 TINY = {"rows_per_day": 250, "rows_per_block": 100, "rows_per_file": 200}
+
+
+def write_blocks_to(path, config, blocks):
+    with path.open("wb") as file:
+        write_blocks(file, config, blocks)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +31,7 @@ def blocks():
 @pytest.fixture(scope="module")
 def raw(blocks, tmp_path_factory):
     path = tmp_path_factory.mktemp("raw") / "day_0"
-    write_file(path, SyntheticConfig(format="tsv", **TINY), iter(blocks))
+    write_blocks_to(path, SyntheticConfig(format="tsv", **TINY), iter(blocks))
     return path.read_bytes()
 
 
@@ -58,7 +63,7 @@ def test_raw_categories_differ_between_columns(raw):
 @pytest.mark.parametrize(("compression", "decompress"), [("gz", gzip.decompress), ("zst", None)])
 def test_compressed_raw_files_hold_the_same_lines(tmp_path, blocks, raw, compression, decompress):
     path = tmp_path / "file"
-    write_file(path, SyntheticConfig(format="tsv", compression=compression, **TINY), iter(blocks))
+    write_blocks_to(path, SyntheticConfig(format="tsv", compression=compression, **TINY), iter(blocks))
     packed = path.read_bytes()
     if decompress is None:
         found = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(packed)).read()
@@ -81,7 +86,7 @@ def test_mixing_is_a_bijection(numbers):
 
 def test_parquet_holds_the_blocks_as_row_groups(tmp_path, blocks):
     path = tmp_path / "file.parquet"
-    write_file(path, SyntheticConfig(**TINY), iter(blocks))
+    write_blocks_to(path, SyntheticConfig(**TINY), iter(blocks))
     file = pq.ParquetFile(path)
     assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [100, 100, 50]
     table = file.read()
@@ -99,7 +104,7 @@ def test_parquet_holds_the_blocks_as_row_groups(tmp_path, blocks):
 def test_multi_hot_parquet_holds_lists(tmp_path):
     config = SyntheticConfig(multi_hot=True, **TINY)
     block = ClickSource(config).block(0, 0)
-    write_file(tmp_path / "file.parquet", config, iter([block]))
+    write_blocks_to(tmp_path / "file.parquet", config, iter([block]))
     table = pq.read_table(tmp_path / "file.parquet")
     for column, bag in enumerate(block.bags):
         found = table.column(14 + column).combine_chunks()

@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, capsys, out):
     assert main(["--out", out.format(tmp_path), *SMALL]) == 1
     error = capsys.readouterr().err
     assert "cannot be made or read (" in error
-    assert "name another folder by --out" in error
+    assert "choose another --out" in error
     assert error.count("\n") == 1
 
 
@@ -125,7 +125,7 @@ def running(tmp_path):
 
 
 def is_worker(process):
-    return any("spawn_main" in word for word in process.cmdline())
+    return "data.jobs.worker" in process.cmdline()
 
 
 @pytest.mark.system
@@ -165,6 +165,6 @@ def test_killed_worker_stops_the_run_with_a_reason(running):
     workers[0].kill()
     _, error = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert error.startswith("error: a worker process died")
+    assert error.startswith("error: worker process")
     assert psutil.wait_procs(workers, timeout=20)[1] == []
     assert not (path / "dataset.json").exists()

@@ -6,8 +6,7 @@ import numpy as np
 import polars as pl
 
 from data.prepare.parse.columns import read_block
-from data.prepare.parse.ids import HashIds, ModuloIds, RawIds, mix32, to_samples
-from data.prepare.parse.lookup import VocabularyIds
+from data.prepare.parse.ids import HashIds, ModuloIds, RawIds, VocabularyIds, mix32, to_samples
 from tests.data.prepare.conftest import make_lines
 
 LINES = make_lines(200, seed=3)

@@ -1,6 +1,7 @@
 """Pieces of a span: what a stream is cut into, and where an interrupted one goes on."""
 
 import gzip
+import io
 import itertools
 import json
 
@@ -9,6 +10,7 @@ import pytest
 from data.prepare.parse import walk
 from data.prepare.parse.inputs import find_inputs, plan
 from data.prepare.parse.walk import read_pieces
+from data.prepare.pieces import Written
 from tests.data.prepare.conftest import make_lines
 
 LINES = make_lines(400, seed=5)
@@ -29,9 +31,9 @@ def stream(tmp_path, monkeypatch):
 def walk_through(span, finished=(), block_bytes=4000):
     records, labels = [], []
     for piece in read_pieces(span, finished, block_bytes, lambda progress: None):
-        for frame in piece.frames():
+        for frame in piece.frames(io.BytesIO()):
             labels += frame["label"].to_list()
-        records.append(piece.record())
+        records.append(piece.record(Written()))
     return records, labels
 
 
@@ -60,35 +62,34 @@ def test_interrupted_stream_continues_after_its_finished_pieces(stream):
         assert rest_labels == labels[len(labels) - len(rest_labels) :]
 
 
-def test_bad_lines_are_kept_with_line_and_reason(stream, tmp_path):
+def read_rejects(tmp_path, lines, line_end):
+    """Rejects and record of the only piece of a file, and its number of good lines."""
+    path = tmp_path / "day_0"
+    path.write_bytes(line_end.join(lines))
+    (raw,) = find_inputs([path], None)
+    (span,) = plan(raw)
+    rejects = io.BytesIO()
+    for piece in read_pieces(span, (), 5000, lambda progress: None):
+        num_good = sum(frame.height for frame in piece.frames(rejects))
+    return [json.loads(line) for line in rejects.getvalue().splitlines()], piece.record(Written()), num_good
+
+
+def test_bad_lines_are_kept_with_line_and_reason(tmp_path):
     lines = list(LINES)
     lines[3] = b"\xff\xfe" + lines[3]
     lines[9] = lines[9].replace(b"\t", b"\tx", 1)
-    path = tmp_path / "day_0"
-    path.write_bytes(b"\r\n".join(lines))
-    (raw,) = find_inputs([path], None)
-    (span,) = plan(raw)
-    for piece in read_pieces(span, (), 5000, lambda progress: None):
-        with piece.rejects_into(tmp_path):
-            assert sum(frame.height for frame in piece.frames()) == len(lines) - 2
-    rejects = [json.loads(line) for path in tmp_path.glob("*.rejects.jsonl") for line in path.open()]
+    rejects, record, num_good = read_rejects(tmp_path, lines, b"\r\n")
+    assert num_good == len(lines) - 2
     assert [(reject["file"], reject["line"], reject["reason"]) for reject in rejects] == [
         ("day_0", 4, "broken_utf8"),
         ("day_0", 10, "number"),
     ]
     assert rejects[1]["text"].encode() == lines[9]
-    assert piece.record().num_rejects == {"broken_utf8": 1, "number": 1}
+    assert record.num_rejects == {"broken_utf8": 1, "number": 1}
 
 
 def test_lines_are_numbered_across_slices(tmp_path):
-    lines = [*LINES, *[b""] * 500, LINES[0], b"x"]
-    path = tmp_path / "day_0"
-    path.write_bytes(b"\n".join(lines))
-    (raw,) = find_inputs([path], None)
-    (span,) = plan(raw)
-    for piece in read_pieces(span, (), 5000, lambda progress: None):
-        with piece.rejects_into(tmp_path):
-            assert sum(frame.height for frame in piece.frames()) == 401
-    rejects = [json.loads(line)["line"] for path in tmp_path.glob("*.rejects.jsonl") for line in path.open()]
-    assert rejects == [*range(401, 901), 902]
-    assert piece.record().num_lines == 902
+    rejects, record, num_good = read_rejects(tmp_path, [*LINES, *[b""] * 500, LINES[0], b"x"], b"\n")
+    assert num_good == 401
+    assert [reject["line"] for reject in rejects] == [*range(401, 901), 902]
+    assert record.num_lines == 902

@@ -1,6 +1,6 @@
 """Runs tasks on worker processes, which end with their parent and whose death is an error.
 
-Each worker (`data.prepare.worker`) has a connection to the parent and runs one task at a time. Its standard
+Each worker (`data.jobs.worker`) has a connection to the parent and runs one task at a time. Its standard
 input is a pipe of the parent, which ends with the parent, even by `kill -9`, so that the worker exits at
 once. The parent raises an error if a worker dies. Libraries in the workers run single-threaded, since the
 processes use all cores. Workers are separate programs instead of `multiprocessing` processes, which would
@@ -15,9 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
-from typing import Final, Protocol
-
-from data.prepare.progress import Progress, Report
+from typing import Any, Final, Protocol
 
 TICK_S: Final = 0.5
 """Interval of progress calls without messages of workers."""
@@ -34,11 +32,11 @@ _WORKER_ENVIRONMENT: Final = {
 class Task(Protocol):
     """Picklable work for a worker, which writes its result to disk."""
 
-    def run(self, report: Report) -> None:
-        """Do the work, and report progress."""
+    def run(self, report: Callable[[Any], object]) -> None:
+        """Do the work, and report progress: anything picklable but None and exceptions."""
 
 
-class WorkerDiedError(RuntimeError):
+class WorkerDiedError(ChildProcessError):
     """Raised when a worker process was killed or crashed."""
 
 
@@ -54,10 +52,11 @@ class WorkerPool:
 
     Args:
         num_processes: number of workers.
+        preload: module that they import at their start.
     """
 
-    def __init__(self, num_processes: int) -> None:
-        self._workers = [_start_worker() for _ in range(num_processes)]
+    def __init__(self, num_processes: int, preload: str) -> None:
+        self._workers = [_start_worker(preload) for _ in range(num_processes)]
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -69,7 +68,7 @@ class WorkerPool:
             worker.process.communicate()
             worker.pipe.close()
 
-    def run(self, tasks: Sequence[Task], on_progress: Callable[[int, Progress | None], bool]) -> None:
+    def run(self, tasks: Sequence[Task], on_progress: Callable[[int, Any], bool]) -> None:
         """Run the tasks, started in order.
 
         Args:
@@ -102,16 +101,15 @@ class WorkerPool:
                 if message is None:
                     worker.task = None
                 elif position is not None:
-                    assert isinstance(message, Progress)
                     continues &= on_progress(position, message)
 
 
-def _start_worker() -> _Worker:
+def _start_worker(preload: str) -> _Worker:
     ours, theirs = socket.socketpair()
     environment = {**os.environ, **_WORKER_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "data.prepare.worker", str(theirs.fileno())],
+            [sys.executable, "-m", "data.jobs.worker", str(theirs.fileno()), preload],
             stdin=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
             env=environment,

@@ -1,5 +1,6 @@
-"""A worker process: `python -m data.prepare.worker FD`, started by `pool` alone."""
+"""A worker process: `python -m data.jobs.worker FD PRELOAD`, started by `pool` alone."""
 
+import importlib
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     pipe: Connection[object, object] = Connection(int(sys.argv[1]))
-    import data.prepare.convert  # noqa: F401, PLC0415  # while the parent is still planning
+    importlib.import_module(sys.argv[2])  # while the parent is still planning
 
     while True:
         try:

@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from data.prepare.pool import WorkerDiedError, WorkerPool
-from data.prepare.progress import Progress
+from data.jobs.pool import WorkerDiedError, WorkerPool
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
 
@@ -22,7 +21,7 @@ class Touch:
     path: Path
 
     def run(self, report):
-        report(Progress(stored_position=1, num_lines=2, num_bad=0))
+        report("half")
         self.path.write_text(os.environ["POLARS_MAX_THREADS"])
 
 
@@ -44,7 +43,7 @@ def keep_on(position, progress):
 
 @pytest.fixture(scope="module")
 def pool():
-    with WorkerPool(2) as pool:
+    with WorkerPool(2, "json") as pool:
         yield pool
 
 
@@ -63,21 +62,21 @@ def test_a_stop_finishes_what_runs_and_starts_nothing(pool, tmp_path):
 
 
 def test_the_error_of_a_task_is_raised_here():
-    with WorkerPool(1) as pool, pytest.raises(ValueError, match="this input is bad"):
+    with WorkerPool(1, "json") as pool, pytest.raises(ValueError, match="this input is bad"):
         pool.run([Fail()], keep_on)
 
 
 def test_a_killed_worker_is_an_error():
-    with WorkerPool(1) as pool, pytest.raises(WorkerDiedError, match="SIGKILL"):
+    with WorkerPool(1, "json") as pool, pytest.raises(WorkerDiedError, match="SIGKILL"):
         pool.run([Die()], keep_on)
 
 
 def test_workers_end_with_a_killed_parent():
     code = (
         "import time\n"
-        "from data.prepare.pool import WorkerPool\n"
+        "from data.jobs.pool import WorkerPool\n"
         "if __name__ == '__main__':\n"
-        "    with WorkerPool(2):\n"
+        "    with WorkerPool(2, 'json'):\n"
         "        print('up', flush=True)\n"
         "        time.sleep(60)\n"
     )

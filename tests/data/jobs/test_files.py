@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from data.prepare.pieces import durable_file, remove_leftovers
+from data.jobs.files import durable_file, remove_leftovers
 
 
 def test_a_durable_file_knows_its_digest_and_size(tmp_path):

@@ -1,0 +1,1 @@
+"""What `data.prepare` and `data.synthetic` share: worker processes, durable files, and folders of jobs."""
