@@ -13,7 +13,6 @@ import errno
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,7 +33,6 @@ _GAPS_SHOWN = 10
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    defaults = {field.name: field.default for field in fields(PrepareConfig)}
     made = argparse.ArgumentParser(
         prog="python -m data.prepare", description="Raw Criteo click logs to a prepared data set."
     )
@@ -48,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--out", type=Path, metavar="DIR", help="folder of the data set")
     add("--verify", type=Path, metavar="DIR", help="check every digest and row count of a finished data set")
-    add("--ids", default=defaults["ids"], help=f"{', '.join(ID_RULES)} (default %(default)s)")
+    add("--ids", default=PrepareConfig.ids, help=f"{', '.join(ID_RULES)} (default %(default)s)")
     add(
         "--table-rows",
         help="modulo, hash: terabyte, kaggle, one number, or 26 with commas (default: terabyte for files "
@@ -56,13 +54,15 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--cap", type=int, help=f"rows a table may have at most (default {TERABYTE_CAP})")
     add("--min-count", type=int, help=f"vocabulary: rarer values share an id (default {DEFAULT_MIN_COUNT})")
-    add("--days", type=int, help=f"equal parts to cut a single unnamed file into (default {DEFAULT_DAYS})")
-    add("--processes", type=int, help="worker processes (default: one a core, as memory allows)")
+    days = f"equal parts to cut a single unnamed file into (default {DEFAULT_DAYS})"
+    add("--days", type=int, dest="num_days", metavar="DAYS", help=days)
+    processes = "worker processes (default: one a core, as memory allows)"
+    add("--processes", type=int, dest="num_processes", metavar="PROCESSES", help=processes)
     add("--memory", default="2G", help="memory of all processes together (default %(default)s)")
     add(
         "--max-bad-ratio",
         type=float,
-        default=defaults["max_bad_ratio"],
+        default=PrepareConfig.max_bad_ratio,
         help="share of bad lines beyond which the job fails (default %(default)s)",
     )
     return made
@@ -91,18 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _prepare(flags: argparse.Namespace) -> int:
     if flags.out is None:
         raise ValueError("name the output folder with --out DIR")
-    config = PrepareConfig(
-        raw=tuple(flags.raw),
-        out=flags.out,
-        ids=flags.ids,
-        table_rows=flags.table_rows,
-        cap=flags.cap,
-        min_count=flags.min_count,
-        num_days=flags.days,
-        num_processes=flags.processes,
-        memory_bytes=parse_bytes(flags.memory),
-        max_bad_ratio=flags.max_bad_ratio,
-    )
+    given = dict(vars(flags))
+    del given["verify"]
+    memory_bytes = parse_bytes(given.pop("memory"))
+    config = PrepareConfig(**{**given, "raw": tuple(flags.raw), "memory_bytes": memory_bytes})
     manifest = prepare(config)
     rejects = Counter[str](manifest.provenance["rejects"]["num_rejects"])
     num_trailing = rejects.pop(TRAILING_BYTES, 0)

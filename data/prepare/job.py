@@ -15,7 +15,7 @@ from data.jobs.folder import begun, locked, refuse_difference
 from data.jobs.pool import WorkerPool
 from data.prepare.config import PrepareConfig
 from data.prepare.convert import COMPRESSION, ROW_GROUP_ROWS, ConvertSpan, part_path
-from data.prepare.parse.ids import HashIds, IdRule, ModuloIds, RawIds, VocabularyIds
+from data.prepare.parse.ids import IdRule, VocabularyIds, hash_ids, modulo_ids, raw_ids
 from data.prepare.parse.inputs import PIECE_BYTES, RawFile, find_inputs
 from data.prepare.parse.walk import SpanTask
 from data.prepare.passes import Files, run_pass
@@ -113,11 +113,11 @@ class _Job:
         """The id rule, the rows of the tables, and manifest entries of the rule's files."""
         config = self._config
         if config.ids == "modulo":
-            return ModuloIds(config.static_table_rows), config.static_table_rows, []
+            return modulo_ids(config.static_table_rows), config.static_table_rows, []
         if config.ids == "hash":
-            return HashIds(config.static_table_rows), config.static_table_rows, []
+            return hash_ids(config.static_table_rows), config.static_table_rows, []
         if config.ids == "raw":
-            return RawIds(), (0,) * NUM_CATEGORIES, []
+            return raw_ids(), (0,) * NUM_CATEGORIES, []
         paths = self._make_vocabulary()
         rows = tuple(vocabulary_size(path) for path in paths)
         return VocabularyIds(paths), rows, [_describe(config.out, path) for path in paths]

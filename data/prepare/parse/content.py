@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import Final, Protocol
 
 import zstandard
 
@@ -45,63 +45,41 @@ _CODECS: Final = (
 _MAGIC_BYTES: Final = 4
 
 
-class Content(Protocol):
-    """The text of a raw file as a stream."""
+class Content:
+    """The text of an uncompressed file as a stream.
 
-    @property
-    def day_starts(self) -> list[int]:
+    Args:
+        path: the file.
+        day_starts: stored bytes at which its days start, the first one 0.
+    """
+
+    def __init__(self, path: Path, day_starts: Sequence[int]) -> None:
+        self._file = path.open("rb")
+        self.day_starts = list(day_starts)
         """Bytes of the text at which days start, as far as it has been read."""
-
-    @property
-    def stored_position(self) -> int:
+        self.stored_position = 0
         """Bytes of the stored file consumed."""
-
-    @property
-    def damage(self) -> str | None:
+        self.damage: str | None = None
         """Reason of a damaged or truncated file; None if intact."""
-
-    @property
-    def trailing(self) -> bytes:
+        self.trailing = b""
         """Bytes after the compressed data; known at the end of the text."""
 
     def readinto(self, target: memoryview) -> int:
-        """Read the next bytes into `target`; returns their number, 0 at the end."""
+        """Read the next bytes into `target`; returns their number, 0 at the end or where it is damaged."""
+        size = self._file.readinto(target)
+        self.stored_position += size
+        return size
 
     def skip_to(self, offset: int) -> None:
         """Move forward to a byte of the text."""
-
-    def close(self) -> None:
-        """Close the file."""
-
-
-class PlainContent:
-    """The text of an uncompressed file."""
-
-    def __init__(self, path: Path, day_starts: Sequence[int]) -> None:
-        self._file = path.open("rb", buffering=0)
-        self.day_starts = list(day_starts)
-        self.damage: str | None = None
-        self.trailing = b""
-
-    @property
-    def stored_position(self) -> int:
-        """Bytes of the file consumed."""
-        return self._file.tell()
-
-    def readinto(self, target: memoryview) -> int:
-        """Put the next bytes into `target`; how many, 0 at the end."""
-        return self._file.readinto(target) or 0
-
-    def skip_to(self, offset: int) -> None:
-        """Move to a byte of the file."""
-        self._file.seek(offset)
+        self.stored_position = self._file.seek(offset)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-class CompressedContent:
+class CompressedContent(Content):
     """The text of a gzip (also of several members) or zstd (also of several frames) file.
 
     As with `gzip -d`, the text ends where the following bytes start no other member or frame. Input is read
@@ -110,19 +88,15 @@ class CompressedContent:
     """
 
     def __init__(self, path: Path, codec: Codec, day_starts: Sequence[int]) -> None:
-        self._file: BinaryIO = path.open("rb")
+        super().__init__(path, [0])
         self._codec = codec
         self._stored_bounds = [start for start in day_starts if start > 0]
         self._decompressor: _Decompressor | None = None
         self._ready = memoryview(b"")
         self._text_bytes = 0  # all text produced so far, handed out or not
-        self.day_starts = [0]
-        self.stored_position = 0
-        self.damage: str | None = None
-        self.trailing = b""
 
     def readinto(self, target: memoryview) -> int:
-        """Put the next bytes into `target`; how many, 0 at the end or where the file is damaged."""
+        """See `Content.readinto`."""
         while not self._ready and self._decompress_more():
             pass
         size = min(len(target), len(self._ready))
@@ -139,10 +113,6 @@ class CompressedContent:
             if not got:
                 return
             position += got
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
     def _decompress_more(self) -> bool:
         """Decompress one more read of the file. False where there is no more text."""
@@ -207,11 +177,6 @@ def codec_of(path: Path) -> Codec | None:
 
 
 def open_content(path: Path, day_starts: Sequence[int]) -> Content:
-    """The text of a raw file.
-
-    Args:
-        path: the file.
-        day_starts: stored bytes at which its days start, the first one 0.
-    """
+    """The text of a raw file; see `Content`."""
     codec = codec_of(path)
-    return CompressedContent(path, codec, day_starts) if codec else PlainContent(path, day_starts)
+    return CompressedContent(path, codec, day_starts) if codec else Content(path, day_starts)

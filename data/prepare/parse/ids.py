@@ -7,7 +7,7 @@ apart from 0. A missing category gets id 0, which only the vocabulary keeps for 
 is -1, which no value is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -32,49 +32,44 @@ class IdRule(Protocol):
         """The frame with its category columns (UInt32, null if missing) turned into ids (Int32, or Int64)."""
 
 
-class ModuloIds:
+class ArithmeticIds:
+    """Ids that follow from the value alone: an expression for each category."""
+
+    def __init__(self, ids: Sequence[pl.Expr]) -> None:
+        self._ids = list(ids)
+
+    def encode(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """See `IdRule`."""
+        return frame.with_columns(self._ids)
+
+
+def modulo_ids(table_rows: Sequence[int]) -> ArithmeticIds:
     """The raw 32-bit value modulo the table's rows; a missing value counts as 0.
 
     Values collide as described in `data.prepare.tables`. facebookresearch/dlrm has fewer collisions: its
     `--max-ind-range` is one modulus for all tables, and it then numbers the remainders of each table
     (data_utils.py), which needs a second pass over the input.
     """
-
-    def __init__(self, table_rows: Sequence[int]) -> None:
-        self._ids = [
-            (pl.col(name) % rows).cast(pl.Int32).fill_null(MISSING_ID)
-            for name, rows in zip(CATEGORY_NAMES, table_rows, strict=True)
-        ]
-
-    def encode(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """See `IdRule`."""
-        return frame.with_columns(self._ids)
+    return _remainders(map(pl.col, CATEGORY_NAMES), table_rows)
 
 
-class HashIds:
+def hash_ids(table_rows: Sequence[int]) -> ArithmeticIds:
     """The value mixed, then modulo the table's rows: rows are used evenly even where raw values are not.
 
     The mixing is the finalizer of MurmurHash3 x86_32 (Appleby, public domain), a bijection of 32-bit
     values that keeps 0; so a missing value, which counts as 0, gets id 0.
     """
-
-    def __init__(self, table_rows: Sequence[int]) -> None:
-        self._ids = [
-            (mix32(pl.col(name)) % rows).cast(pl.Int32).fill_null(MISSING_ID)
-            for name, rows in zip(CATEGORY_NAMES, table_rows, strict=True)
-        ]
-
-    def encode(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """See `IdRule`."""
-        return frame.with_columns(self._ids)
+    return _remainders((mix32(pl.col(name)) for name in CATEGORY_NAMES), table_rows)
 
 
-class RawIds:
+def raw_ids() -> ArithmeticIds:
     """The raw value as it is, for dynamic tables."""
+    return ArithmeticIds([pl.col(CATEGORY_NAMES).cast(pl.Int64).fill_null(RAW_MISSING_ID)])
 
-    def encode(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """See `IdRule`."""
-        return frame.with_columns(pl.col(CATEGORY_NAMES).cast(pl.Int64).fill_null(RAW_MISSING_ID))
+
+def _remainders(values: Iterable[pl.Expr], table_rows: Sequence[int]) -> ArithmeticIds:
+    pairs = zip(values, table_rows, strict=True)
+    return ArithmeticIds([(value % rows).cast(pl.Int32).fill_null(MISSING_ID) for value, rows in pairs])
 
 
 class VocabularyIds:

@@ -33,9 +33,9 @@ REASONS: Final = (
 )
 """Reasons to refuse a line, in the order of the checks."""
 
-_INTEGER: Final = re.compile(rb"-?[0-9]+")
-_HEX: Final = re.compile(rb"[0-9a-fA-F]+")
-_MAX_INTEGER: Final = 2**63 - 1
+_INTEGER: Final = re.compile(rb"(-?)(?=[0-9])0*+([0-9]{0,19})")
+"""Sign and digits of an integer; int() of very many digits would be slow."""
+_CATEGORY: Final = re.compile(rb"0*+[0-9a-fA-F]{0,8}")
 
 
 @dataclass(frozen=True)
@@ -73,19 +73,11 @@ def _judge_values(fields: list[bytes]) -> str | None:
         return "label"
     if not all(_is_integer(field) for field in fields[1 : 1 + NUM_DENSE]):
         return "number"
-    if not all(_is_category(field) for field in fields[1 + NUM_DENSE :]):
+    if not all(_CATEGORY.fullmatch(field) for field in fields[1 + NUM_DENSE :]):
         return "hex"
     return None
 
 
 def _is_integer(field: bytes) -> bool:
-    if not field:
-        return True
-    digits = field.removeprefix(b"-").lstrip(b"0")
-    if not _INTEGER.fullmatch(field) or len(digits) > 19:  # int() of very many digits would be slow
-        return False
-    return int(digits or b"0") <= _MAX_INTEGER + field.startswith(b"-")
-
-
-def _is_category(field: bytes) -> bool:
-    return not field or (bool(_HEX.fullmatch(field)) and len(field.lstrip(b"0")) <= 8)
+    found = _INTEGER.fullmatch(field)
+    return not field or (found is not None and -(2**63) <= int(b"0".join(found.groups())) < 2**63)

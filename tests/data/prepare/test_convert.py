@@ -8,7 +8,7 @@ import pytest
 from data.prepare import convert
 from data.prepare.convert import ConvertSpan
 from data.prepare.parse.columns import read_block
-from data.prepare.parse.ids import ModuloIds
+from data.prepare.parse.ids import modulo_ids
 from data.prepare.parse.inputs import find_inputs, plan
 from data.prepare.pieces import read_records
 from tests.data.prepare.conftest import make_lines
@@ -29,7 +29,7 @@ def run(raw_file, tmp_path, monkeypatch):
             finished=(),
             out=out,
             records=out / "records",
-            rule=ModuloIds((1000,) * 26),
+            rule=modulo_ids((1000,) * 26),
             block_bytes=block_bytes,
         )
         task.run(lambda progress: None)

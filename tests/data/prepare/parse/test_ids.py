@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from data.prepare.parse.columns import read_block
-from data.prepare.parse.ids import HashIds, ModuloIds, RawIds, VocabularyIds, mix32, to_samples
+from data.prepare.parse.ids import VocabularyIds, hash_ids, mix32, modulo_ids, raw_ids, to_samples
 from tests.data.prepare.conftest import make_lines
 
 LINES = make_lines(200, seed=3)
@@ -23,21 +23,21 @@ def murmur3_finalizer(value: int) -> int:
 
 
 def test_dense_is_log_of_one_more_and_nothing_below_zero():
-    samples = to_samples(FRAME, ModuloIds(ROWS))
+    samples = to_samples(FRAME, modulo_ids(ROWS))
     for column in range(13):
         expected = [math.log(max(int(fields[1 + column] or b"0"), 0) + 1) for fields in FIELDS]
         np.testing.assert_allclose(samples[f"int_{column}"].to_numpy(), expected, rtol=1e-6)
 
 
 def test_types_are_the_loaders():
-    schema = to_samples(FRAME, ModuloIds(ROWS)).schema
+    schema = to_samples(FRAME, modulo_ids(ROWS)).schema
     assert schema["label"] == pl.UInt8
     assert {schema[f"int_{i}"] for i in range(13)} == {pl.Float32}
     assert {schema[f"cat_{i}"] for i in range(26)} == {pl.Int32}
 
 
 def test_modulo_and_hash():
-    modulo, hashed = to_samples(FRAME, ModuloIds(ROWS)), to_samples(FRAME, HashIds(ROWS))
+    modulo, hashed = to_samples(FRAME, modulo_ids(ROWS)), to_samples(FRAME, hash_ids(ROWS))
     for column, rows in enumerate(ROWS):
         raw = [int(fields[14 + column] or b"0", 16) for fields in FIELDS]
         assert modulo[f"cat_{column}"].to_list() == [value % rows for value in raw]
@@ -45,7 +45,7 @@ def test_modulo_and_hash():
 
 
 def test_raw_ids_are_the_values_and_a_missing_one_is_none_of_them():
-    samples = to_samples(FRAME, RawIds())
+    samples = to_samples(FRAME, raw_ids())
     assert {samples.schema[f"cat_{i}"] for i in range(26)} == {pl.Int64}
     for column in range(26):
         raw = [int(fields[14 + column], 16) if fields[14 + column] else -1 for fields in FIELDS]
