@@ -34,8 +34,6 @@ from cpr.faults import (
     Trace,
 )
 from cpr.faults.schedules import Event
-from cpr.faults.worker_processes import victim
-from tests.cpr.faults.processes import state_of, wait_for
 from tests.cpr.faults.test_damage import contents, make_checkpoint
 from tests.cpr.faults.test_storages import write
 
@@ -323,14 +321,3 @@ def test_worker_is_killed_during_a_save(tmp_path):
     worker.communicate(timeout=50)
     assert worker.returncode == -signal.SIGKILL
     assert list(LocalStorage(tmp_path / "checkpoint").list()) == ["save0", "save1"]
-
-
-@pytest.mark.system
-@pytest.mark.timeout(180)
-def test_hanging_worker_can_be_terminated(tmp_path):
-    worker = start(tmp_path, at(2, Hang(duration_s=1000.0)))
-    assert [worker.stdout.readline() for _ in range(2)] == ["0\n", "1\n"]
-    wait_for(lambda: any("a hang of 1000 s" in line for line in [worker.stderr.readline()]))
-    wait_for(lambda: state_of(victim(worker.pid)) == "S")
-    worker.terminate()
-    assert (worker.communicate(timeout=50)[0], worker.returncode) == ("", -signal.SIGTERM)

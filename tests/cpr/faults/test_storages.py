@@ -10,21 +10,12 @@ from hypothesis import strategies as st
 from cpr.checkpoint.storage.base import read_file
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CheckpointError, CorruptFileError
-from cpr.faults import FaultyStorage, StorageDelay, StorageOutage
+from cpr.faults import FaultyStorage, StorageOutage
 
 
 def write(storage, path="file", data=b"content"):
     with storage.create(path) as sink:
         sink.write(memoryview(data))
-
-
-def test_storage_without_faults_is_transparent(tmp_path):
-    storage = FaultyStorage(LocalStorage(tmp_path))
-    write(storage)
-    assert read_file(storage, "file") == b"content"
-    assert list(storage.list()) == ["file"]
-    storage.delete("file")
-    assert list(storage.list()) == []
 
 
 @pytest.mark.parametrize(
@@ -67,17 +58,6 @@ def test_nth_operation_fails_and_later_ones_if_lasting_until_healed(at, lasting)
     assert "No space left" in failed[at]
     storage.heal()
     storage.before("write", "saves/table/r0")
-
-
-def test_one_operation_is_slow(tmp_path, monkeypatch):
-    slept = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    storage = FaultyStorage(LocalStorage(tmp_path)).inject(
-        StorageDelay(operation="commit", at=2, delay_s=3.0)
-    )
-    for _ in range(3):
-        write(storage)
-    assert slept == [3.0]
 
 
 @pytest.mark.parametrize("reads", [False, True])

@@ -48,26 +48,14 @@ def test_fewest_tables_that_cover_the_share_are_prioritised(sizes, covering):
         assert held - min(sizes[name] for name in chosen) < covering * sum(sizes.values())
 
 
-def test_sizes_of_all_tables_of_a_model(world_of_one):
-    model = shard(
-        {"a": "tw", "b": "cw", "c": "rw", "d": "dp"}, bags=bags(a=10, b=7, c=12, d=5), seq=sequences(a=9)
-    )
-    assert table_sizes(model) == {
-        "bags.embedding_bags.a": 10,
-        "bags.embedding_bags.b": 7,
-        "bags.embedding_bags.c": 12,
-        "bags.embedding_bags.d": 5,
-        "seq.embeddings.a": 9,
-    }
-
-
-def test_fused_tables_of_a_model(world_of_one):
+def test_sizes_and_fused_tables_of_a_model(world_of_one):
     model = shard(
         {"a": "tw", "b": "cw", "c": "rw", "d": "dp", "e": "unfused"},
         bags=bags(a=10, b=7, c=12, d=5, e=6),
         seq=sequences(a=9),
     )
-    assert fused_tables(model) == {
-        *(f"bags.embedding_bags.{name}" for name in "abc"),
-        "seq.embeddings.a",
+    sizes = {
+        f"bags.embedding_bags.{name}": rows for name, rows in zip("abcde", (10, 7, 12, 5, 6), strict=True)
     }
+    assert table_sizes(model) == {**sizes, "seq.embeddings.a": 9}
+    assert fused_tables(model) == {*list(sizes)[:3], "seq.embeddings.a"}

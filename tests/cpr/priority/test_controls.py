@@ -69,7 +69,4 @@ def test_lookups_are_ignored(scheme):
     tracker.forget(0, torch.tensor([1]))
     assert tracker.num_bytes == 0
     assert torch.equal(tracker.choose(0), untouched.choose(0))
-
-
-def test_never_saves_nothing():
-    assert save(make_tracker(scheme="never")) == []
+    assert (tracker.choose(0).numel() == 0) == (scheme == "never")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cpr.estimator.failures.fits import _drawn, fit, fit_all, kaplan_meier, mean_time_interval, p_value
+from cpr.estimator.failures.fits import fit, fit_all, kaplan_meier, mean_time_interval, p_value
 from cpr.estimator.failures.log import FailureLog, Stretch
 from cpr.estimator.failures.log_report import report_on
 
@@ -108,19 +108,6 @@ def test_p_value_is_none_if_simulated_logs_have_too_few_failures():
     assert p_value(log, replace(found, mean_s=1e4 * found.mean_s)) is None
     report = replace(report_on(log), p_value=None)
     assert "cannot be told" in str(report)
-
-
-def test_simulated_logs_have_the_length_and_the_failures_of_the_log():
-    log = draw_log(TRUTHS["gamma"][1], 5, 100 * HOUR, seed=1)
-    found, random = fit(log, "exponential"), np.random.default_rng(0)
-    drawn = [_drawn(log, found, random) for _ in range(400)]
-    for each in drawn:
-        assert each.exposure_s == pytest.approx(log.exposure_s)
-        for stretch in each.stretches:
-            assert sum(stretch.gaps_s) + stretch.unfinished_s == pytest.approx(100 * HOUR)
-    counts = np.array([each.num_failures for each in drawn])
-    expected = log.exposure_s / found.mean_s  # failures at random are Poisson distributed
-    assert abs(counts.mean() - expected) < 3.5 * math.sqrt(expected / len(counts))
 
 
 def test_kaplan_meier_by_hand():

@@ -80,19 +80,6 @@ def test_partial_interval_keeps_the_target(job, target):
         assert expected_pls(job, T_save) == pytest.approx(target)
 
 
-@given(jobs(), st.floats(1.1, 10))
-def test_expected_pls_does_not_depend_on_the_length_of_the_job(job, longer):
-    T_save = interval_full(job)
-    assert expected_pls(replace(job, T_total=job.T_total * longer), T_save) == expected_pls(job, T_save)
-
-
-@given(jobs(), st.floats(0.1, 0.9))
-def test_partial_costs_the_same_as_full_without_repeated_work(job, share):
-    full, partial = overhead_full(job, share * job.T_total), overhead_partial(job, share * job.T_total)
-    assert partial.lost == 0
-    assert full.total - full.lost == pytest.approx(partial.total)
-
-
 def test_background_saves_cost_waiting_and_delay():
     job = replace(KAGGLE, blocked_save=3.0)
     T_save = 2 * HOUR

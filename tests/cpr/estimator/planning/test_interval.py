@@ -70,12 +70,6 @@ def test_each_row_save_counts_once_it_is_stored():
     assert RULE.next_interval(often).interval_s == 8 * 0.6 * STORAGE_SAFETY  # storage takes them all
 
 
-def test_nodes_lost_in_full_recoveries_count_for_the_rate():
-    """It loses no samples (`pls`), but the next failure may be recovered partially."""
-    lost = replace(BEGINNING, blocked_s=336.0, save_s=336.0, nodes_lost=2.0, pls=0.0)
-    assert RULE.next_interval(lost).interval_s < RULE.next_interval(replace(lost, nodes_lost=0)).interval_s
-
-
 def test_unreachable_target_is_limited_by_storage():
     measured = replace(BEGINNING, save_s=300.0, elapsed_s=3 * HOUR, nodes_lost=30.0, pls=0.09, share_left=0.9)
     choice = RULE.next_interval(measured)
@@ -104,13 +98,6 @@ def test_small_changes_keep_the_interval():
     assert (slightly.changed, slightly.interval_s) == (False, now.interval_s)
     clearly = RULE.next_interval(replace(BEGINNING, blocked_s=2.6), now.interval_s)
     assert (clearly.changed, clearly.interval_s) == (True, pytest.approx(2600.0))
-
-
-def test_small_change_that_keeps_the_target_is_made():
-    measured = replace(BEGINNING, blocked_s=336.0, save_s=336.0)
-    now = RULE.next_interval(measured)
-    after_a_loss = replace(measured, pls=0.01, share_left=0.99)
-    assert RULE.next_interval(after_a_loss, now.interval_s).interval_s < now.interval_s
 
 
 @pytest.mark.parametrize("pls", [0.0, 0.2], ids=["storage is the limit", "the target is exceeded"])

@@ -29,15 +29,6 @@ def test_recommendation_in_the_setting_of_the_paper():
     assert what.gain == pytest.approx(0.085 - 0.0053, abs=5e-4)
 
 
-def test_strict_target_falls_back_to_full_recovery():
-    what = recommend(KAGGLE, 0.001)
-    assert not what.is_partial
-    assert what.chosen is what.full
-    assert what.row_interval_s is None
-    assert what.gain < 0
-    assert what.chosen.expected_pls == 0
-
-
 @given(any_jobs, st.floats(1e-5, 1))
 def test_properties_of_every_recommendation(job, target):
     what = recommend(job, target)

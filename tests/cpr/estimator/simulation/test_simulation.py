@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cpr.estimator.failures.arrivals import FailureModel
-from cpr.estimator.planning.formulas import Job, expected_pls, interval_full, overhead_full, overhead_partial
+from cpr.estimator.planning.formulas import Job, expected_pls, overhead_full, overhead_partial
 from cpr.estimator.simulation.simulation import SimulationConfig, simulate
 
 HOUR = 3600.0
@@ -15,7 +15,6 @@ CALM = Job(T_total=1000 * HOUR, T_fail=100 * HOUR, O_save=20, O_load=40, O_res=6
 """An interval of an hour is far shorter than the time between failures, and hardly a save is broken."""
 HARSH = Job(T_total=56 * HOUR, T_fail=2 * HOUR, O_save=336, O_load=162, O_res=162, N_emb=64)
 """Nothing that the formulas assume is true."""
-BURSTS = FailureModel(distribution="gamma", shape=0.3)
 NODES = FailureModel(scope="node")
 
 
@@ -114,16 +113,6 @@ def test_groups_multiply_the_pls_only():
     assert together.overhead == alone.overhead
     assert agrees(together.pls, expected_pls(together.config.expected_job, HOUR))
     assert low(together.pls) > 4 * high(alone.pls)
-
-
-def test_bursts_undo_less_work_per_failure():
-    """Failures that come in bursts undo little work each: soon after one there is little to undo."""
-    job = replace(CALM, T_total=20_000 * HOUR, T_fail=10 * HOUR)
-    interval_s = interval_full(job) * 4
-    bursts = run(job, "full", interval_s, failures=BURSTS, num_trials=50)
-    steady = run(job, "full", interval_s, num_trials=50)
-    assert high(bursts.parts["lost"]) < 0.9 * low(steady.parts["lost"])
-    assert bursts.failures.value == pytest.approx(steady.failures.value, rel=0.1)
 
 
 def test_periodic_recorded_failures():
