@@ -49,6 +49,7 @@ from cpr.priority.config import PriorityConfig
 from cpr.recovery.decide.decision import RecoveryPolicy
 from cpr.recovery.decide.inventory import PROGRESS_STATE
 from cpr.recovery.decide.lineage import (
+    has_memory,
     must_start_over,
     note_launches,
     raise_if_finished,
@@ -95,8 +96,8 @@ class PartialRecovery:
         total_samples: samples of the whole run; without it, the PLS is unknown.
         policy: how much loss to accept before all workers go back to the checkpoint.
         give_up_after_s: how long saves may fail before the run ends. They are tried again after pauses of
-            10 s to 10 min, while training continues, and the last one at its end. None: forever, because a
-            run that ends saves nothing.
+            10 s to 10 min, while training continues, and the last one at its end after 10 s to 1 min. None:
+            forever, because a run that ends saves nothing.
         resident_root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.
         resume: whether a new run resumes from what is saved in the directory. If not, only saves of this
             launch are ever loaded, after failures.
@@ -329,7 +330,7 @@ class PartialRecovery:
             checkpointer.register(name, state)
         for name, owned in (per_rank_states or {}).items():
             checkpointer.register(name, owned, per_rank=True)
-        if not worker_group.continues:
+        if not has_memory(worker_group):  # also in later generations, as the first may have been refused
             refuse_unsaved(checkpointer, self._memory.home.folder.parent.parent)
         directory = take_directory(checkpointer, worker_group, resumes=self._resume)
         self._note_run()

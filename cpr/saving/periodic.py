@@ -143,7 +143,7 @@ class Saves:
         """Save the end of the run, unless that was done, mark the run as finished, and release the directory.
 
         Failures are repaired by time alone here, as nothing is left to train: what fails is tried again after
-        pauses of 10 s to 10 min.
+        pauses of 10 s to 1 min.
 
         Args:
             before_retry: called after each failure, before the pause.

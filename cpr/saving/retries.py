@@ -21,6 +21,8 @@ LOOK_FACTOR: Final = 4
 FIRST_PAUSE_S: Final = 10.0
 """Pause after a failed save; it doubles with each failure in a row."""
 LONGEST_PAUSE_S: Final = 600.0
+LONGEST_LAST_PAUSE_S: Final = 60.0
+"""At the end of training nothing else happens during a pause, and a try disturbs nothing."""
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +133,7 @@ class Retries:
             SaveFailedError: saves have failed for too long, or another run owns the directory.
         """
         self._save = None
-        pause_s, _ = self._count(error)
+        pause_s = min(self._count(error)[0], LONGEST_LAST_PAUSE_S)
         self._log(error, "Training is over; the last save is tried again in", pause_s)
         time.sleep(pause_s)
 

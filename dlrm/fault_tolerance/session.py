@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
+import torch.distributed as dist
+
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.errors import SaveFailedError, SaveRefusedError
 from cpr.estimator.history import SaveCost
@@ -206,7 +208,8 @@ def left_to_finish() -> Iterator[None]:
     except SaveRefusedError:
         raise
     except SaveFailedError as error:
-        logger.error("%s. The save is tried again after the evaluation", error)
+        if not dist.is_initialized() or dist.get_rank() == 0:  # all ranks have the same error
+            logger.error("%s. The save is tried again after the evaluation", error)
 
 
 def warn_unsaved(step: int, newest_step: int | None) -> None:

@@ -96,8 +96,7 @@ def take_directory(checkpointer: Checkpointer, worker_group: WorkerGroup, *, res
         CheckpointError: the directory cannot be written to, and no memory survived.
     """
     ownership = checkpointer.ownership
-    has_memory = _has_memory(worker_group)
-    if not resumes and not has_memory and not _is_own(ownership.last_owner(), worker_group):
+    if not resumes and not has_memory(worker_group) and not _is_own(ownership.last_owner(), worker_group):
         # asked before the claim, which would take the directory from a run that may only be paused
         state = checkpointer.newest_state()
         if state is not None:
@@ -113,7 +112,7 @@ def take_directory(checkpointer: Checkpointer, worker_group: WorkerGroup, *, res
     except LockedError:
         raise
     except CheckpointError as error:
-        if not worker_group.continues or not has_memory:
+        if not worker_group.continues or not has_memory(worker_group):
             raise
         if worker_group.rank == 0:
             logger.error("%s. Training continues from memory, and saving is tried again", error)
@@ -186,7 +185,7 @@ def _has_finished_without(owner: Owner, worker_group: WorkerGroup) -> bool:
 
     Otherwise they belong to a new run on a finished directory, whose first workers died early.
     """
-    return worker_group.continues and (_has_memory(worker_group) or _is_own(owner, worker_group))
+    return worker_group.continues and (has_memory(worker_group) or _is_own(owner, worker_group))
 
 
 def _log_finished(uri: str, step: int, worker_group: WorkerGroup) -> None:
@@ -213,7 +212,8 @@ def must_start_over(storage: Storage, group: RankGroup, worker_group: WorkerGrou
     return find_newest(storage, group)[0] is None
 
 
-def _has_memory(worker_group: WorkerGroup) -> bool:
+def has_memory(worker_group: WorkerGroup) -> bool:
+    """Whether any of the workers found memory of their run."""
     return any(info.held for info in worker_group.infos)
 
 

@@ -80,11 +80,12 @@ def test_a_new_launch_does_not_resume_over_what_is_only_in_memory(
     unsaved.die()
     folder = home()
     monkeypatch.setenv("CPR_LAUNCH", "another")
-    with pytest.raises(MismatchError) as refused:
-        new_worker(restarted=False).restore()
+    for restarted in (False, True):
+        with pytest.raises(MismatchError) as refused:
+            new_worker(restarted=restarted).restore()
+        dist.destroy_process_group()
     assert f"cpr rescue {folder.name} --out {tmp_path / 'checkpoint'}" in str(refused.value)
     assert "the newest save is of step 5" in str(refused.value)
-    dist.destroy_process_group()
     assert entry(["rescue", folder.name, "--out", str(tmp_path / "checkpoint")]) == 0
     again = new_worker(restarted=False).restore()
     assert again.recovery.steps_done == 28
