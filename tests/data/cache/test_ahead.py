@@ -1,69 +1,13 @@
 """Reading ahead: what is expected is fetched meanwhile, in bounds, and nothing else changes."""
 
 import gc
-import threading
 import time
 
 import pytest
 
 from data.cache import CacheConfig, CachedSource
 from data.cache.ahead import AHEAD
-from data.dataset import read_manifest
-from data.loader import ParquetSource
-
-GROUPS = ((400, 300), (500,), (200, 200))
-READS = [(part, group) for part, sizes in enumerate(GROUPS) for group in range(len(sizes))]
-
-
-class WatchedSource:
-    """Notes what is read from the data set, and can be made to wait."""
-
-    def __init__(self, folder):
-        self.manifest = read_manifest(str(folder))
-        self._inner = ParquetSource(str(folder), self.manifest)
-        self.columns = self._inner.columns
-        self.reads = []
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def read(self, part, row_group):
-        self.reads.append((self.manifest.parts.index(part), row_group))
-        self.gate.wait(30)
-        return self._inner.read(part, row_group)
-
-
-@pytest.fixture
-def dataset(tmp_path, make_dataset):
-    make_dataset(tmp_path / "data", row_groups=GROUPS, kinds=("one", "bag"))
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def memory(tmp_path):
-    (tmp_path / "shm").mkdir()
-    return tmp_path / "shm"
-
-
-@pytest.fixture
-def open_cache(tmp_path, memory, dataset, monkeypatch):
-    monkeypatch.setattr("data.cache.source.QUIET_S", 0.0)
-    opened = []
-
-    def open_one(disk=10**8, in_memory=10**8):
-        config = CacheConfig(
-            folder=tmp_path / "disk",
-            disk_limit_bytes=disk,
-            memory_limit_bytes=in_memory,
-            memory_folder=memory,
-        )
-        inner = WatchedSource(dataset)
-        opened.append((CachedSource(inner, config), inner))
-        return opened[-1]
-
-    yield open_one
-    for cache, inner in opened:
-        inner.gate.set()
-        cache.close()
+from tests.data.cache.sources import READS, CountingSource
 
 
 def expect(cache, inner, which):
@@ -92,7 +36,7 @@ def test_announced_row_groups_are_fetched_once_before_they_are_read(open_cache, 
     expect(cache, inner, READS[:3])
     expect(cache, inner, READS[:3])
     wait_until_ready(cache, 3)
-    plain = WatchedSource(dataset)
+    plain = CountingSource(dataset)
     for one in READS[:3]:
         assert read(cache, inner, one) == read(plain, plain, one)
     assert inner.reads == READS[:3]
@@ -179,7 +123,7 @@ def test_dropped_cache_ends_its_thread_and_empties_its_memory(dataset, tmp_path,
     config = CacheConfig(
         folder=tmp_path / "disk", disk_limit_bytes=0, memory_limit_bytes=10**8, memory_folder=memory
     )
-    inner = WatchedSource(dataset)
+    inner = CountingSource(dataset)
     cache = CachedSource(inner, config)
     expect(cache, inner, READS[:3])
     wait_until_ready(cache, 3)

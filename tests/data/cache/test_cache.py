@@ -16,67 +16,9 @@ import data.cache.source
 from data.cache import CacheConfig, CachedSource
 from data.cache.level import SUFFIX
 from data.cache.lock import FileLock
-from data.dataset import read_manifest
-from data.loader import DataLoader, LoaderConfig, ParquetSource
+from data.loader import DataLoader, LoaderConfig
 from tests import forks
-
-GROUPS = ((400, 300), (500,), (200, 200))
-READS = [(part, group) for part, sizes in enumerate(GROUPS) for group in range(len(sizes))]
-
-
-class CountingSource:
-    """Counts what is read from the data set, and can be made to wait."""
-
-    def __init__(self, folder):
-        self.folder, self.manifest = folder, read_manifest(str(folder))
-        self._inner = ParquetSource(str(folder), self.manifest)
-        self.columns = self._inner.columns
-        self.reads = []
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def read(self, part, row_group):
-        self.reads.append((self.manifest.parts.index(part), row_group))
-        self.gate.wait(30)
-        return self._inner.read(part, row_group)
-
-
-@pytest.fixture(autouse=True)
-def _store_at_once(monkeypatch):
-    """These tests read one row group at a time: no next fetch begins that storing could wait for."""
-    monkeypatch.setattr("data.cache.source.QUIET_S", 0.0)
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory, make_dataset):
-    folder = tmp_path_factory.mktemp("data")
-    make_dataset(folder, row_groups=GROUPS, kinds=("one", "bag"))
-    return folder
-
-
-@pytest.fixture
-def memory(tmp_path):
-    folder = tmp_path / "shm"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def open_cache(tmp_path, memory, dataset):
-    """Open a cache with a fresh counting source, as another worker or another run would."""
-    opened = []
-
-    def open_one(disk=10**8, in_memory=10**8, folder=tmp_path / "disk", inner=None):
-        config = CacheConfig(
-            folder=folder, disk_limit_bytes=disk, memory_limit_bytes=in_memory, memory_folder=memory
-        )
-        inner = inner or CountingSource(dataset)
-        opened.append(CachedSource(inner, config))
-        return opened[-1], inner
-
-    yield open_one
-    for cache in opened:
-        cache.close()
+from tests.data.cache.sources import READS, CountingSource
 
 
 def read_all(cache, inner, which=READS):

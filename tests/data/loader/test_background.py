@@ -81,15 +81,6 @@ def test_an_error_of_the_thread_comes_after_the_items_before_it():
     assert caught.value is error
 
 
-def test_an_error_of_the_source_reaches_the_training_loop(folder):
-    class Failing:
-        def read(self, part, row_group):
-            raise RuntimeError("no such luck")
-
-    with pytest.raises(RuntimeError, match="no such luck"):
-        next(iter(DataLoader(folder, CONFIG, source=Failing())))
-
-
 def test_closing_wakes_up_a_waiting_loop(folder, stuck):
     loader = DataLoader(folder, CONFIG, source=stuck)
     closer = threading.Thread(target=lambda: (stuck.asked.wait(30), loader.close()))
@@ -101,30 +92,23 @@ def test_closing_wakes_up_a_waiting_loop(folder, stuck):
     closer.join()
 
 
-def test_ctrl_c_interrupts_a_waiting_loop(folder, stuck):
+@pytest.mark.parametrize("close_in_handler", [False, True])
+def test_a_signal_interrupts_a_waiting_loop(folder, stuck, close_in_handler):
+    """Ctrl-C does, and a handler may close the loader."""
+    loader = DataLoader(folder, CONFIG, source=stuck)
+    before = signal.getsignal(signal.SIGINT)
+    if close_in_handler:
+        signal.signal(signal.SIGINT, lambda *_: loader.close())
     main = threading.main_thread().ident
     killer = threading.Thread(target=lambda: (stuck.asked.wait(30), signal.pthread_kill(main, signal.SIGINT)))
     killer.start()
-    with pytest.raises(KeyboardInterrupt):
-        next(iter(DataLoader(folder, CONFIG, source=stuck)))
-    assert not stuck.released.is_set()
-    killer.join()
-
-
-def test_a_signal_handler_may_close_the_loader(folder, stuck):
-    loader = DataLoader(folder, CONFIG, source=stuck)
-    before = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
-    main = threading.main_thread().ident
-    killer = threading.Thread(
-        target=lambda: (stuck.asked.wait(30), signal.pthread_kill(main, signal.SIGUSR1))
-    )
-    killer.start()
     try:
-        with pytest.raises(FeedClosedError):
+        with pytest.raises(FeedClosedError if close_in_handler else KeyboardInterrupt):
             next(iter(loader))
     finally:
         killer.join()
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGINT, before)
+    assert not stuck.released.is_set()
 
 
 def test_iterator_of_a_closed_loader_raises(folder):

@@ -13,16 +13,6 @@ from tests.data.prepare.conftest import make_lines
 
 MANIFEST = DatasetManifest(features=(), parts=(), provenance={"rejects": {"num_rejects": {}}})
 
-FLAGS = [
-    "--cap", "--days", "--help", "--ids", "--max-bad-ratio", "--memory", "--min-count", "--out",
-    "--processes", "--table-rows", "--verify",
-]  # fmt: skip
-
-
-def test_flags_are_these():
-    found = [flag for action in command.parser()._actions for flag in action.option_strings]
-    assert sorted(flag for flag in found if flag.startswith("--")) == FLAGS
-
 
 @pytest.mark.parametrize(
     ("error", "code", "words"),
@@ -63,17 +53,6 @@ def test_mistakes_are_code_2(capsys, monkeypatch, tmp_path, arguments, words):
     assert command.main(arguments) == 2
     assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_missing_permissions_are_code_2(monkeypatch, capsys, tmp_path):
-    def fail(config):
-        raise PermissionError(errno.EACCES, "Permission denied", str(config.out))
-
-    monkeypatch.setattr(command, "prepare", fail)
-    command.main(["day_0", "--out", str(tmp_path)])
-    said = capsys.readouterr().err
-    assert f"Permission denied: '{tmp_path}'" in said
-    assert "again" not in said
 
 
 @pytest.mark.parametrize(

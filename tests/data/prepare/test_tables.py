@@ -1,30 +1,9 @@
 """How many rows tables have, and what chance makes of their values."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from data.criteo import KAGGLE_CARDINALITIES, TERABYTE_CARDINALITIES
-from data.prepare.tables import PUBLISHED, ROOMY_ROWS, parse_rows, published_as, roomy_rows, shared_values
-
-
-@pytest.mark.parametrize(
-    ("names", "published"),
-    [
-        (["train.txt"], "kaggle"),
-        (["train.txt.gz"], "kaggle"),
-        (["day_0"], "terabyte"),
-        (["day_3.gz", "day_4.gz"], "terabyte"),
-    ],
-)
-def test_published_sizes_follow_from_file_names(names, published):
-    assert published_as([Path(name) for name in names]) == published
-
-
-def test_several_files_without_days_need_table_rows():
-    with pytest.raises(ValueError, match="give the rows of the tables with --table-rows terabyte, kaggle"):
-        published_as([Path("a.txt"), Path("b.txt")])
+from data.prepare.tables import PUBLISHED, ROOMY_ROWS, roomy_rows, shared_values
 
 
 @pytest.mark.parametrize("published", PUBLISHED)
@@ -34,11 +13,6 @@ def test_small_tables_have_room_and_large_ones_their_size(published):
         if num_values <= 1000:
             assert shared_values(num_values, rows) <= 0.01
     assert sum(roomy_rows(published)) < 1.055 * sum(PUBLISHED[published])
-
-
-def test_published_names_mean_the_published_sizes():
-    assert parse_rows("kaggle") == KAGGLE_CARDINALITIES
-    assert parse_rows("terabyte") == TERABYTE_CARDINALITIES
 
 
 @pytest.mark.parametrize(("num_values", "rows"), [(3, 3), (1000, 1000), (1000, 100_000), (40_000, 10_000)])

@@ -14,16 +14,6 @@ from data.synthetic.__main__ import main, parse
 SMALL = ("--days", "2", "--rows-per-day", "1000", "--scale", "0.0001")
 
 
-def test_flags(capsys):
-    with pytest.raises(SystemExit):
-        parse(["--help"])
-    words = capsys.readouterr().out.replace(",", " ").split()
-    assert {word for word in words if word.startswith("--")} == {
-        "--help", "--out", "--preset", "--scale", "--days", "--rows-per-day", "--seed", "--drift",
-        "--multi-hot", "--format", "--compression", "--processes",
-    }  # fmt: skip
-
-
 def test_flags_make_the_configuration():
     flags = "--out x --preset terabyte --scale 0.5 --days 3 --rows-per-day 7 --seed 9 --drift 0.25"
     config, out, processes = parse([*flags.split(), "--format=tsv", "--compression=gz", "--processes=4"])

@@ -29,13 +29,6 @@ def test_dense_is_log_of_one_more_and_nothing_below_zero():
         np.testing.assert_allclose(samples[f"int_{column}"].to_numpy(), expected, rtol=1e-6)
 
 
-def test_types_are_the_loaders():
-    schema = to_samples(FRAME, modulo_ids(ROWS)).schema
-    assert schema["label"] == pl.UInt8
-    assert {schema[f"int_{i}"] for i in range(13)} == {pl.Float32}
-    assert {schema[f"cat_{i}"] for i in range(26)} == {pl.Int32}
-
-
 def test_modulo_and_hash():
     modulo, hashed = to_samples(FRAME, modulo_ids(ROWS)), to_samples(FRAME, hash_ids(ROWS))
     for column, rows in enumerate(ROWS):

@@ -11,48 +11,23 @@ def line_with(position: int, field: bytes) -> bytes:
     return b"\t".join([*GOOD[:position], field, *GOOD[position + 1 :]])
 
 
-@pytest.mark.parametrize(
-    "field", [b"", b"0", b"-3", b"-0", b"007", b"9223372036854775807", b"-9223372036854775808"]
-)
-def test_integers_that_count(field):
-    assert judge_line(line_with(1, field)) is None
+LARGEST, SMALLEST = b"9223372036854775807", b"-9223372036854775808"
+FIELDS = [
+    (1, None, [b"", b"0", b"-3", b"-0", b"007", LARGEST, SMALLEST]),
+    (13, "number", [b"+5", b" 5", b"5 ", b"-", b"--1", b"1.0", b"1e5", b"0x5", b"a", b"9223372036854775808"]),
+    (13, "number", [b"-9223372036854775809", b"\x005", b'"5"', b"5\r", b"-00" + LARGEST + b"0"]),
+    (39, None, [b"", b"0", b"ffffffff", b"FFFFFFFF", b"68fd1e64", b"00000000000ff"]),
+    (14, "hex", [b"+5", b"-5", b" 5", b"0x5", b"g", b"100000000", b'"5"', b"\xc3\xa9"]),
+    (0, "label", [b"", b"2", b"-1", b"01", b"1.0", b"\xef\xbb\xbf1"]),
+]
 
 
 @pytest.mark.parametrize(
-    "field",
-    [
-        b"+5",
-        b" 5",
-        b"5 ",
-        b"-",
-        b"--1",
-        b"1.0",
-        b"1e5",
-        b"0x5",
-        b"a",
-        b"9223372036854775808",
-        b"\x005",
-        b'"5"',
-        b"5\r",
-    ],
+    ("position", "reason", "field"),
+    [(position, reason, field) for position, reason, fields in FIELDS for field in fields],
 )
-def test_integers_that_do_not(field):
-    assert judge_line(line_with(13, field)) == "number"
-
-
-@pytest.mark.parametrize("field", [b"", b"0", b"ffffffff", b"FFFFFFFF", b"68fd1e64", b"00000000000ff"])
-def test_categories_that_count(field):
-    assert judge_line(line_with(39, field)) is None
-
-
-@pytest.mark.parametrize("field", [b"+5", b"-5", b" 5", b"0x5", b"g", b"100000000", b'"5"', b"\xc3\xa9"])
-def test_categories_that_do_not(field):
-    assert judge_line(line_with(14, field)) == "hex"
-
-
-@pytest.mark.parametrize("label", [b"", b"2", b"-1", b"01", b"1.0", b"\xef\xbb\xbf1"])
-def test_labels_that_do_not_count(label):
-    assert judge_line(line_with(0, label)) == "label"
+def test_fields_that_count_and_that_do_not(position, reason, field):
+    assert judge_line(line_with(position, field)) == reason
 
 
 @pytest.mark.parametrize(
