@@ -23,7 +23,6 @@ from cpr.checkpoint.format.manifest import Kind, Manifest, Moment
 from cpr.checkpoint.format.part import table_entry
 from cpr.checkpoint.load.model_loader import ModelLoader
 from cpr.checkpoint.ownership.records import NO_CLAIMANT, Claimant
-from cpr.checkpoint.save.request import SaveRequest, agree
 from cpr.checkpoint.save.snapshot import RowSelection, Snapshot, select_rows, shards_named
 from cpr.checkpoint.save.stager import Stager, seconds_left
 from cpr.checkpoint.save.staging import StagingPool, rows_per_piece
@@ -62,6 +61,37 @@ class Loaded:
     bytes_read: int
     """Bytes of tables that this rank has read."""
     seconds: float
+
+
+@dataclass(frozen=True)
+class SaveRequest:
+    """The save that a rank is about to begin, for all ranks to compare."""
+
+    kind: Kind
+    moment: Moment
+    step: int
+    is_ready: bool
+    """Whether the previous save is finished on this rank."""
+    replicated: Mapping[str, Tensor]
+    """Rows of replicated shards by the shard's name; each rank names those that it has touched."""
+    problem: Exception | None
+    """Why this rank cannot begin the save; None: it can."""
+
+
+def agree(own: SaveRequest, requests: Sequence[SaveRequest]) -> bool:
+    """Whether all ranks can begin the same save now; a rank that began another would mix two up.
+
+    Raises:
+        ValueError: the ranks request different saves.
+        CheckpointError, FloatingPointError: the problem of some rank.
+    """
+    problems = [request.problem for request in requests if request.problem is not None]
+    if problems:
+        raise own.problem or problems[0]
+    if len({(request.kind, request.moment, request.step) for request in requests}) > 1:
+        asked = "; ".join(f"rank {rank}: {each.kind}, step {each.step}" for rank, each in enumerate(requests))
+        raise ValueError(f"ranks ask for different saves: {asked}. Call save() alike on all of them")
+    return all(request.is_ready for request in requests)
 
 
 class Checkpointer:

@@ -12,9 +12,9 @@ from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.catalog.compaction import Layer, merge_row_files
 from cpr.checkpoint.catalog.resolve import on_rank_0
 from cpr.checkpoint.catalog.retention import Retention, delete_save
-from cpr.checkpoint.catalog.verify import FileEntry, verify_files
+from cpr.checkpoint.catalog.verify import verify_files
 from cpr.checkpoint.collectives import RankGroup, attempt_on_all
-from cpr.checkpoint.format.manifest import Kind, Manifest, StateFileEntry, save_folder
+from cpr.checkpoint.format.manifest import FileEntry, Kind, Manifest, StateFileEntry, save_folder
 from cpr.checkpoint.format.part import RankPart
 from cpr.checkpoint.ownership.lock import DirectoryLock
 from cpr.checkpoint.storage.base import HashingSink, Storage
@@ -257,7 +257,7 @@ class Committer:
         """For each rank, files of each save of the chain that it verifies; None on ranks other than 0."""
         if self.group.rank:
             return None
-        files: list[list[FileEntry]] = [[*manifest.rows, *manifest.states] for manifest in self.chain]
+        files = [manifest.files for manifest in self.chain]
         world_size = self.group.world_size
         return [[entries[rank::world_size] for entries in files] for rank in range(world_size)]
 

@@ -39,13 +39,8 @@ class Ownership:
     def claim(self, takes_finished: Callable[[Owner], bool] = lambda _: True) -> None:
         """Take the directory, so that no other run writes there; later calls do nothing.
 
-        Args:
-            takes_finished: see `DirectoryLock`.
-
-        Raises:
-            AlreadyFinishedError: the run has finished, and `takes_finished` says no.
-            LockedError: another live run owns the directory, or has owned it since `read_previous_owner`.
-            CheckpointError: the directory cannot be written to.
+        Raises as `DirectoryLock.acquire`; `LockedError`, too, if another run has owned the directory since
+        `read_previous_owner`.
         """
         if self.epoch:
             return
@@ -90,9 +85,7 @@ class Ownership:
     def check(self) -> int:
         """Return the epoch if the directory still belongs to this run; on rank 0, in any thread.
 
-        Raises:
-            LockedError: another run has taken the directory over.
-            CheckpointError: the directory is not taken yet, or cannot be read.
+        Raises as `DirectoryLock.check`; `CheckpointError`, too, if the directory is not taken yet.
         """
         if self.lock is None:
             raise CheckpointError(f"{self._storage.uri} is not taken yet; the next save tries that again")
@@ -100,12 +93,7 @@ class Ownership:
         return self.epoch
 
     def finish(self, steps_done: int) -> None:
-        """Record that the run finished at this step; durable when this returns.
-
-        Raises:
-            LockedError: another run has taken the directory over.
-            CheckpointError: the directory cannot be written to.
-        """
+        """See `DirectoryLock.finish`."""
         on_rank_0(self._group, lambda: self.lock.finish(steps_done) if self.lock is not None else None)
 
     def release(self) -> None:

@@ -15,7 +15,7 @@ import xxhash
 
 from cpr.checkpoint.catalog.chain import Rejected, State, is_committed, own_states
 from cpr.checkpoint.catalog.cover import check_tables
-from cpr.checkpoint.format.manifest import ChunkEntry, Manifest, RowFileEntry, StateFileEntry, digest
+from cpr.checkpoint.format.manifest import ChunkEntry, FileEntry, Manifest, RowFileEntry, StateFileEntry
 from cpr.checkpoint.format.row_file import decode_chunk
 from cpr.checkpoint.format.tree_file import decode_state
 from cpr.checkpoint.ownership.records import damaged_records
@@ -26,7 +26,6 @@ READERS: Final = 4
 READ_BYTES: Final = 8 * 2**20
 """Memory of each reader, in bytes; more if a chunk or a state file is larger."""
 
-FileEntry = RowFileEntry | StateFileEntry
 Progress = Callable[[int], object]
 
 
@@ -87,7 +86,7 @@ def verify(
     """
     states, rejected = own_states(storage)
     saves = {save.sequence: save for state in states for save in state.saves}
-    files = [(save, entry) for _, save in sorted(saves.items()) for entry in _entries(save)]
+    files = [(save, entry) for _, save in sorted(saves.items()) for entry in save.files]
     num_bytes = sum(entry.num_bytes for _, entry in files)
     if start is not None:
         start(num_bytes)
@@ -126,11 +125,6 @@ def verify_files(storage: Storage, manifest: Manifest, entries: Sequence[FileEnt
 def _first_of(bad: Sequence[BadFile]) -> str:
     more = f" (and {len(bad) - 1} more of this save)" if len(bad) > 1 else ""
     return f"{bad[0].cause}{more}"
-
-
-def _entries(save: Manifest) -> Iterator[FileEntry]:
-    yield from save.rows
-    yield from save.states
 
 
 def _bad_manifests(save: Manifest) -> Iterator[BadFile]:
@@ -184,25 +178,12 @@ def _check_file(storage: Storage, save: Manifest, entry: FileEntry, progress: Pr
             if progress is not None:
                 progress(piece.nbytes)
             if span.chunk is not None:
-                _check_chunk(path, entry, span.chunk, piece)
+                assert isinstance(entry, RowFileEntry)
+                decode_chunk(path, entry, span.chunk, piece)
     if whole.hexdigest() != entry.digest:
         raise CorruptFileError(f"{path} differs from its digest: bits changed since it was saved")
     if isinstance(entry, StateFileEntry):
         decode_state(buffer[:found], path, save, entry.rank)
-
-
-def _check_chunk(path: str, entry: FileEntry, chunk: ChunkEntry, data: memoryview) -> None:
-    assert isinstance(entry, RowFileEntry)
-    where = (
-        f"{path}: rows {chunk.first_row} to {chunk.last_row} (bytes {chunk.offset} to "
-        f"{chunk.offset + chunk.length - 1})"
-    )
-    if digest(data) != chunk.digest:
-        raise CorruptFileError(f"{where} differ from their digest: bits changed since they were saved")
-    try:
-        decode_chunk(entry, chunk, data)
-    except ValueError as error:
-        raise CorruptFileError(f"{where} are not what the manifest says: {error}") from error
 
 
 def _spans(entry: FileEntry) -> Iterator[_Span]:

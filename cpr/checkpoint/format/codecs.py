@@ -154,22 +154,19 @@ class _Quantised(_Lossy):
         )
 
 
-CODECS: Final = ("exact", "fp32", "fp16", "int8", "int4")
+_CASTS: Final = {"fp32": torch.float32, "fp16": torch.float16}
+_BITS: Final = {"int8": 8, "int4": 4}
+CODECS: Final = ("exact", *_CASTS, *_BITS)
 
 
 def codec_named(name: str) -> Codec:
     """Make the codec of this name, one of `CODECS`; raises ValueError for any other."""
-    match name:
-        case "exact":
-            return Codec()
-        case "fp32":
-            return _Cast(name, torch.float32)
-        case "fp16":
-            return _Cast(name, torch.float16)
-        case "int8":
-            return _Quantised(8)
-        case "int4":
-            return _Quantised(4)
+    if name in _CASTS:
+        return _Cast(name, _CASTS[name])
+    if name in _BITS:
+        return _Quantised(_BITS[name])
+    if name == "exact":
+        return Codec()
     raise ValueError(f"there is no codec {name!r}; choose one of {', '.join(CODECS)}")
 
 

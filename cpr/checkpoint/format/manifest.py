@@ -123,6 +123,9 @@ class StateFileEntry:
     """The rank that the file belongs to; None: the same for all ranks."""
 
 
+FileEntry = RowFileEntry | StateFileEntry
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parent:
     """Reference to the save before this one in its chain."""
@@ -191,7 +194,12 @@ class Manifest:
     @property
     def num_bytes(self) -> int:
         """Bytes of all files of the save, without the manifest."""
-        return sum(entry.num_bytes for entry in self.rows) + sum(entry.num_bytes for entry in self.states)
+        return sum(entry.num_bytes for entry in self.files)
+
+    @property
+    def files(self) -> list[FileEntry]:
+        """All files of the save but the manifest."""
+        return [*self.rows, *self.states]
 
     def to_json(self) -> bytes:
         """The stored form; contains the XXH3-128 of the whole file, taken with 32 zeros in its place."""
@@ -213,12 +221,11 @@ class Manifest:
             raise ValueError(f"created is {self.created!r}, a time without a time zone")
         for name, table in self.tables.items():
             _check_table(name, table)
-        files: list[RowFileEntry | StateFileEntry] = [*self.rows, *self.states]
-        for file in files:
+        for file in self.files:
             _check_file(file)
         for entry in self.rows:
             _check_rows(entry, self.tables.get(entry.table_fqn), self.kind)
-        paths = [file.path for file in files]
+        paths = [file.path for file in self.files]
         ranks = [entry.rank for entry in self.states]
         if len(set(paths)) < len(paths) or len(set(ranks)) < len(ranks):
             raise ValueError("two entries are the same file, or two state files are the same rank's")
@@ -262,7 +269,7 @@ def _check_table(name: str, table: TableEntry) -> None:
         raise ValueError(f"table {name} has {table.cols} columns: {row_bytes} bytes a row")
 
 
-def _check_file(entry: RowFileEntry | StateFileEntry) -> None:
+def _check_file(entry: FileEntry) -> None:
     check_path(entry.path)
     names = entry.path.encode().split(b"/")
     if not entry.path or "\0" in entry.path or max(map(len, names)) > _NAME_BYTES:

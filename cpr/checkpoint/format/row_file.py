@@ -174,18 +174,21 @@ def read_chunk(
         Rows in the table's own dtype: views of `buffer`, except weights that had to be decoded.
 
     Raises:
-        ValueError: `buffer` is too small.
         CorruptFileError: the chunk is missing, differs from its digest, or holds other rows than the manifest
             says.
     """
     buffer = np.empty(chunk.length, dtype=np.uint8).data if buffer is None else buffer
-    if buffer.nbytes < chunk.length:
-        raise ValueError(f"the chunk takes {chunk.length} bytes; the buffer has {buffer.nbytes}")
+    assert buffer.nbytes >= chunk.length
     memory = buffer.cast("B")[: chunk.length]
     path = f"{folder}/{entry.path}"
     storage.read_into(path, chunk.offset, memory)
+    return decode_chunk(f"{storage.uri}/{path}", entry, chunk, memory)
+
+
+def decode_chunk(path: str, entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> RowBatch:
+    """Verify and decode a chunk that was read from the file at `path`; raises as `read_chunk`."""
     rows = f"rows {chunk.first_row} to {chunk.last_row}"
-    where = f"{storage.uri}/{path}: the chunk at byte {chunk.offset}, {rows},"
+    where = f"{path}: the chunk at byte {chunk.offset}, {rows},"
     found = digest(memory)
     if found != chunk.digest:
         raise CorruptFileError(
@@ -193,21 +196,10 @@ def read_chunk(
             "Load an older state, and look at the storage"
         )
     try:
-        return decode_chunk(entry, chunk, memory)
-    except ValueError as error:
-        raise CorruptFileError(f"{where} is not what its manifest says: {error}") from error
-
-
-def decode_chunk(entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> RowBatch:
-    """Decode a chunk whose bytes have been verified.
-
-    Raises:
-        ValueError: the chunk holds other rows than the manifest says.
-    """
-    try:
         return _decode(entry, chunk, memory)
     except DAMAGE as error:
-        raise ValueError(str(error) or type(error).__name__) from error
+        why = str(error) or type(error).__name__
+        raise CorruptFileError(f"{where} is not what its manifest says: {why}") from error
 
 
 def _decode(entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> RowBatch:
@@ -229,9 +221,7 @@ def _decode(entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> RowBa
 
 
 class _ArrowSink(HashingSink):
-    """A sink with the file interface that Arrow needs; computes the digest of each chunk."""
-
-    closed = False
+    """Computes the digest of each chunk, too."""
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
@@ -247,8 +237,7 @@ class _ArrowSink(HashingSink):
         return self._chunk.hexdigest()
 
     def write(self, data: Any) -> None:
-        """Append bytes, from Arrow."""
-        view = memoryview(data).cast("B")
-        super().write(view)
+        """Append bytes."""
+        super().write(data)
         if self.num_bytes > self._chunk_begin:
-            self._chunk.update(view)
+            self._chunk.update(data)

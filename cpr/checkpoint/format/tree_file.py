@@ -10,7 +10,6 @@ The file is an Arrow IPC file. Each row is a leaf with bytes of its own: `name` 
     {"float": "nan"}                               or "inf", "-inf"
 """
 
-import io
 import json
 import math
 from collections import OrderedDict
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from cpr.checkpoint.format.manifest import Manifest
-from cpr.checkpoint.storage.base import Sink
+from cpr.checkpoint.storage.base import HashingSink, Sink
 from cpr.errors import CorruptFileError
 from cpr.strict_json import parse
 
@@ -48,8 +47,8 @@ NUMBERS: Final = "biufc"
 """Kinds of numpy dtypes that can be saved: bool, int, unsigned, float, complex."""
 
 
-def write_state(sink: Sink, tree: Any) -> None:
-    """Write a tree to a file.
+def write_state(sink: Sink, tree: Any) -> HashingSink:
+    """Write a tree to a file; returns its size and digest.
 
     When read back, tensors are on the CPU, without `requires_grad`; `OrderedDict` is `dict`, `torch.Size` is
     `tuple`; tensors that shared memory no longer do.
@@ -64,9 +63,11 @@ def write_state(sink: Sink, tree: Any) -> None:
     """
     encoded, leaves = encode(tree)
     schema = SCHEMA.with_metadata({**FORMAT, b"tree": json.dumps(encoded, allow_nan=False)})
-    with pa.PythonFile(_SinkFile(sink), mode="w") as file, pa.ipc.new_file(file, schema) as writer:
+    hashing = HashingSink(sink)
+    with pa.ipc.new_file(pa.PythonFile(hashing, mode="w"), schema) as writer:
         for leaf in leaves:
             writer.write_batch(_batch(leaf, schema))
+    return hashing
 
 
 def read_state(data: memoryview) -> Any:
@@ -89,21 +90,6 @@ def read_state(data: memoryview) -> Any:
             return decode(tree, lambda kind, row: LEAVES[kind](**rows[row]))
     except DAMAGE as error:
         raise CorruptFileError(f"the state file is damaged or no state file ({error})") from error
-
-
-class _SinkFile(io.RawIOBase):
-    """A sink as the file object that Arrow writes to."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self._sink.write(view)
-        return view.nbytes
 
 
 Path = tuple[str | int, ...]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import State
-from cpr.checkpoint.format.manifest import ColumnEntry, TableEntry
+from cpr.checkpoint.format.manifest import TableEntry
 from cpr.checkpoint.interop.json_tree import TreePath, to_json
 from cpr.checkpoint.load.shard_loader import load_shards, read_state_file
 from cpr.checkpoint.storage.base import Storage
@@ -57,7 +57,7 @@ class FullModel:
     def __init__(self, storage: Storage, state: State) -> None:
         self._storage = storage
         self._state = state
-        self.tables = {fqn: table_columns(fqn, entry) for fqn, entry in state.newest.tables.items()}
+        self.tables = {fqn: _columns(fqn, entry) for fqn, entry in state.newest.tables.items()}
         self.tensors: dict[TreePath, Tensor] = {}
         """All other tensors; held in memory."""
         self.notes: dict[str, Any] = {
@@ -145,11 +145,13 @@ class FullModel:
         return notes
 
 
-def table_columns(table_fqn: str, entry: TableEntry) -> list[TableColumn]:
-    """Columns of a table, weights first."""
-
-    def column(name: str, column: ColumnEntry) -> TableColumn:
-        shape = (entry.rows,) if column.per_row else (entry.rows, entry.cols)
-        return TableColumn(table_fqn=table_fqn, name=name, dtype=getattr(torch, column.dtype), shape=shape)
-
-    return [column(name, each) for name, each in entry.columns.items()]
+def _columns(table_fqn: str, table: TableEntry) -> list[TableColumn]:
+    return [
+        TableColumn(
+            table_fqn=table_fqn,
+            name=name,
+            dtype=getattr(torch, column.dtype),
+            shape=(table.rows, table.cols)[: 1 if column.per_row else 2],
+        )
+        for name, column in table.columns.items()
+    ]

@@ -11,7 +11,7 @@ from cpr.checkpoint.format.part import RankPart, column_entries
 from cpr.checkpoint.format.row_file import RowFileWriter
 from cpr.checkpoint.format.row_schema import RowBatch
 from cpr.checkpoint.format.tree_file import write_state
-from cpr.checkpoint.storage.base import HashingSink, Storage
+from cpr.checkpoint.storage.base import Storage
 from cpr.errors import SaveFailedError
 from cpr.extent import Extent
 
@@ -67,8 +67,7 @@ class RankWriter:
         """
         path = "state.arrow" if rank is None else f"state-rank{rank}.arrow"
         with self._storage.create(f"{self._folder}/{path}") as file:
-            sink = HashingSink(file)
-            write_state(sink, tree)
+            sink = write_state(file, tree)
         self._part.states.append(
             StateFileEntry(path=path, num_bytes=sink.num_bytes, digest=sink.digest(), rank=rank)
         )

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import Final
 
-from torch import Tensor
-
 from cpr.checkpoint.save.snapshot import Snapshot, StagedRows
 from cpr.checkpoint.save.staging import PIECE_BYTES, StagingPool
 from cpr.checkpoint.save.writer_thread import Save, describe
@@ -49,10 +47,10 @@ class _Job:
 
 
 class Stager:
-    """Copies the rows of one save at a time. All methods are called by the training thread.
+    """Copies the rows of one save at a time, into buffers of a pool whose size limits the memory of a save.
 
-    Args:
-        pool: buffers for the copies; its size limits the memory of a save.
+    All methods are called by the training thread. `step` is the training steps done, `deadline` a time by
+    `time.monotonic`: a save whose copying takes longer is given up.
     """
 
     def __init__(self, pool: StagingPool) -> None:
@@ -70,12 +68,7 @@ class Stager:
             self._copy_here(self._job, step, lambda copied: copied >= ROLLING_BYTES_PER_STEP, wait=False)
 
     def copy_in_background(self, step: int, deadline: float | None = None) -> None:
-        """Copy urgent rows now, and the others in a background thread.
-
-        Args:
-            step: training steps done.
-            deadline: by `time.monotonic`; the save is given up if copying takes longer.
-        """
+        """Copy urgent rows now, and the others in a background thread."""
         assert self._job is not None
         snapshot = self._job.snapshot
         self._copy_here(self._job, step, lambda _: not snapshot.is_urgent, deadline=deadline)
@@ -86,11 +79,7 @@ class Stager:
             thread.start()
 
     def settle(self, deadline: float | None = None) -> None:
-        """Wait until the background thread has stopped reading tables; called before they change.
-
-        Args:
-            deadline: by `time.monotonic`; the save is given up if copying takes longer.
-        """
+        """Wait until the background thread has stopped reading tables; called before they change."""
         if self._background is None:
             return
         began = time.perf_counter()
@@ -103,7 +92,7 @@ class Stager:
         job.save.blocked_s += time.perf_counter() - began
 
     def finish(self, step: int, deadline: float | None = None) -> None:
-        """Copy all remaining rows, or wait for that; at the deadline the save is given up."""
+        """Copy all remaining rows, or wait for that."""
         self.settle(deadline)
         if self._job is not None:
             self._copy_here(self._job, step, _never, deadline=deadline)
@@ -131,14 +120,9 @@ class Stager:
     def _copy(
         self, job: _Job, step: int, enough: Enough, *, wait: bool = True, deadline: float | None = None
     ) -> None:
-        """Copy pieces and pass them to the save; after the last one, the states.
+        """Copy pieces until there are enough bytes and pass them to the save; after the last one, the states.
 
-        Args:
-            job: the save and its rows.
-            step: training steps done.
-            enough: whether to stop after this many copied bytes.
-            wait: whether to wait for buffers when none is free.
-            deadline: when to give the save up.
+        Without `wait`, copying ends when no buffer is free.
         """
         ready: list[StagedRows] = []
         copied = 0
@@ -156,7 +140,11 @@ class Stager:
                 elif buffer is None:
                     break
                 if buffer is not None:
-                    ready.append(self._piece(job, buffer, step))
+                    try:
+                        ready.append(job.snapshot.copy_next(buffer, step))
+                    except BaseException:
+                        self._pool.release(buffer)
+                        raise
                     copied += buffer.numel()
         except BaseException as error:
             _hand_over(ready, job)
@@ -165,13 +153,6 @@ class Stager:
         _hand_over(ready, job)
         if job.is_copied or job.given_up.is_set():
             self._end(job)
-
-    def _piece(self, job: _Job, buffer: Tensor, step: int) -> StagedRows:
-        try:
-            return job.snapshot.copy_next(buffer, step)
-        except BaseException:
-            self._pool.release(buffer)
-            raise
 
     def _end(self, job: _Job, problem: str | None = None) -> None:
         """Pass on the end of a save, once."""

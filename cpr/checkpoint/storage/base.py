@@ -5,7 +5,7 @@ Paths are relative, with `/`. `open_storage` gives the implementation for a URI.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 import xxhash
@@ -26,18 +26,21 @@ class Sink(Protocol):
 
 
 class HashingSink:
-    """Passes bytes on to another sink, and counts and hashes them on the way."""
+    """Passes bytes on to another sink, and counts and hashes them on the way; a file for Arrow's writers."""
+
+    closed = False
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._hash = xxhash.xxh3_128()
         self.num_bytes = 0
 
-    def write(self, data: memoryview) -> None:
-        """Append bytes."""
-        self._hash.update(data)
-        self.num_bytes += data.nbytes
-        self._sink.write(data)
+    def write(self, data: Any) -> None:
+        """Append bytes, of any object that has a buffer."""
+        view = memoryview(data).cast("B")
+        self._hash.update(view)
+        self.num_bytes += view.nbytes
+        self._sink.write(view)
 
     def digest(self) -> str:
         """XXH3-128 of all bytes so far, in hex."""

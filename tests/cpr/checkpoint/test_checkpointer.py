@@ -16,10 +16,9 @@ import torch
 from cpr.checkpoint import checkpointer as module
 from cpr.checkpoint.catalog.chain import find_states
 from cpr.checkpoint.catalog.retention import Retention
-from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
+from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer, SaveRequest, agree
 from cpr.checkpoint.save import snapshot
 from cpr.checkpoint.save import stager as copier
-from cpr.checkpoint.save.request import SaveRequest, agree
 from cpr.checkpoint.storage.base import open_storage
 from cpr.errors import (
     CheckpointError,
