@@ -433,8 +433,7 @@ class Checkpointer:
     ) -> tuple[State, int, Sequence[Rejected]]:
         """Load some shards of this rank from the newest state in which they verify; reads no others.
 
-        Not collective: one worker can restore its lost rows alone. Dense parameters and registered states
-        stay unchanged.
+        Not collective: one worker can restore its lost rows alone. All other state stays unchanged.
 
         Args:
             names: of the shards, see `TableShard.name`.
@@ -451,16 +450,21 @@ class Checkpointer:
             NothingSavedError: nothing was ever saved.
             CheckpointError: as `load`.
         """
-        shards = [
-            part
-            for shard in shards_named(self.shards, names)
-            for part in _parts(shard, None if ranges is None else ranges.get(shard.name))
-        ]
+        shards = shards_named(self.shards, names)
+        if ranges is not None:
+            shards = [
+                each.narrow(*rows) for each in shards for rows in ranges.get(each.name, [each.extent.rows])
+            ]
         self.settle()
 
         def attempt(state: State) -> int:
             if ahead_of is not None:
-                _check_older(state, *ahead_of)
+                steps_done, interrupted = ahead_of
+                if max(state.step, state.newest_row_step - interrupted) > steps_done:
+                    newest = max(state.step, state.newest_row_step)
+                    raise CorruptFileError(
+                        f"it has rows of step {newest}, and the model is at step {steps_done}"
+                    )
             return self._loader.load_part(self._storage, state, shards)
 
         found = load_newest(self._storage, Alone(), attempt, cache=self._restart_cache())
@@ -738,14 +742,3 @@ class Checkpointer:
         self.ownership.release()
         for group in (self._background_group, self._group, self.agreement):
             group.close()
-
-
-def _check_older(state: State, steps_done: int, interrupted: bool) -> None:
-    """Raise `CorruptFileError`, so that older states are tried, if rows are newer than the model."""
-    if state.step > steps_done or state.newest_row_step > steps_done + interrupted:
-        newest = max(state.step, state.newest_row_step)
-        raise CorruptFileError(f"it has rows of step {newest}, and the model is at step {steps_done}")
-
-
-def _parts(shard: TableShard, ranges: Sequence[tuple[int, int]] | None) -> list[TableShard]:
-    return [shard] if ranges is None else [shard.narrow(begin, end) for begin, end in ranges]

@@ -82,12 +82,8 @@ def find_states(
     """Follow every save of a directory back to its base.
 
     Two saves may have the same parent (after a fallback to an older state, training continues from there), so
-    states can share saves. A merged base ranks right after the newest save that it was made from.
-
-    Args:
-        storage: the checkpoint directory.
-        run_id: accept saves of this run alone; None: of any run, but never a mixture in one state.
-        cache: manifests in it are not read again; those that are read are added.
+    states can share saves. A merged base ranks right after the newest save that it was made from. Only saves
+    of `run_id` are accepted; None: of any run, but never a mixture in one state.
 
     Returns:
         All states, newest first, and all saves that are not loadable, newest first. Folders of `saves/` that
@@ -97,16 +93,16 @@ def find_states(
         CheckpointError: the storage fails, for the directory or for a single manifest. No older state is
             returned then, because the save that cannot be read now may be sound.
     """
-    return _resolve(_read_saves(storage, cache), run_id)
+    return _resolve(*_read_saves(storage, cache), run_id)
 
 
 def own_states(storage: Storage, cache: ManifestCache | None = None) -> tuple[list[State], list[Rejected]]:
     """Find the states of the run that a directory belongs to (that of its oldest save); see `find_states`."""
     found = _read_saves(storage, cache)
-    states, rejected = _resolve(found, None)
+    states, rejected = _resolve(*found, None)
     saves = {save.sequence: save.run_id for state in states for save in state.saves}
     if len(set(saves.values())) > 1:
-        return _resolve(found, saves[min(saves)])
+        return _resolve(*found, saves[min(saves)])
     return states, rejected
 
 
@@ -123,19 +119,13 @@ def states_of_step(states: Sequence[State], step: int, uri: str) -> list[State]:
     return found
 
 
-@dataclass(frozen=True)
-class _Saves:
-    """The saves of a directory by the first look at each manifest."""
-
-    readable: Mapping[int, Manifest]
-    rejected: Mapping[int, Rejected]
-    """Saves without a usable manifest."""
-    others: Sequence[Rejected]
-    """Copied folders and saves of replaced owners, whose numbers may be taken."""
-
-
-def _resolve(found: _Saves, run_id: str | None) -> tuple[list[State], list[Rejected]]:
-    saves, rejected = found.readable, dict(found.rejected)
+def _resolve(
+    saves: Mapping[int, Manifest],
+    without_manifest: Mapping[int, Rejected],
+    others: Sequence[Rejected],
+    run_id: str | None,
+) -> tuple[list[State], list[Rejected]]:
+    rejected = dict(without_manifest)
     states: dict[int, State] = {}
     for sequence, save in sorted(saves.items()):
         fault = _fault(save, saves, rejected, run_id)
@@ -145,7 +135,7 @@ def _resolve(found: _Saves, run_id: str | None) -> tuple[list[State], list[Rejec
             parent = save.parent
             older = states[parent.sequence].saves if parent else ()
             states[sequence] = State((*older, save))
-    refused = sorted((*rejected.values(), *found.others), key=lambda save: save.sequence, reverse=True)
+    refused = sorted((*rejected.values(), *others), key=lambda save: save.sequence, reverse=True)
     return sorted(states.values(), key=_age, reverse=True), refused
 
 
@@ -169,7 +159,10 @@ def _age(state: State) -> tuple[int, int]:
     return max(state.newest.merged, default=state.sequence), state.sequence
 
 
-def _read_saves(storage: Storage, cache: ManifestCache | None) -> _Saves:
+def _read_saves(
+    storage: Storage, cache: ManifestCache | None
+) -> tuple[dict[int, Manifest], dict[int, Rejected], list[Rejected]]:
+    """Saves with a usable manifest, those without one, and all other folders, whose numbers may be taken."""
     saves: dict[int, Manifest] = {}
     rejected: dict[int, Rejected] = {}
     known = {} if cache is None else cache
@@ -181,7 +174,7 @@ def _read_saves(storage: Storage, cache: ManifestCache | None) -> _Saves:
                 saves[numbers[0]] = known[numbers] = save
             else:
                 rejected[numbers[0]] = save
-    return _Saves(saves, rejected, others)
+    return saves, rejected, others
 
 
 def _current_folders(storage: Storage) -> tuple[list[tuple[int, int]], list[Rejected]]:
@@ -214,12 +207,10 @@ def _current_folders(storage: Storage) -> tuple[list[tuple[int, int]], list[Reje
 
 
 def _of_replaced_owners(numbered: Iterable[tuple[int, int]], owner: Owner | None) -> set[tuple[int, int]]:
-    """The saves that an owner wrote after a newer owner had taken the directory.
+    """Of saves by sequence and epoch, those that an owner wrote after a newer one had taken the directory.
 
-    Args:
-        numbered: sequence and epoch of saves.
-        owner: the owner whose record lists the older saves that count; None where there is no such record or
-            it is damaged: then a save counts if no earlier save has a higher epoch, as epochs never fall.
+    The record of `owner` lists the older saves that count. Where there is none, or it is damaged, a save
+    counts if no earlier save has a higher epoch, as epochs never fall.
     """
     if owner is not None:
         return {numbers for numbers in numbered if not owner.counts(*numbers)}
@@ -235,13 +226,13 @@ def _read_save(storage: Storage, sequence: int, epoch: int) -> Manifest | Reject
     folder = save_folder(sequence, epoch)
     path = f"{folder}/manifest.json"
     try:
-        data = _read_manifest(storage, folder)
-        if data is None:
-            reason = f"{path} is not there: the save was never finished"
-            return Rejected(sequence, reason, unfinished=True, folder=folder)
-        manifest = Manifest.from_json(data, path)
+        manifest = Manifest.from_json(read_file(storage, path), path)
     except CorruptFileError as error:  # any other error says nothing about the save and is raised
-        return Rejected(sequence, str(error), folder=folder)
+        # Only a listing tells a save without a manifest from one whose manifest cannot be read.
+        if is_committed(storage, folder):
+            return Rejected(sequence, str(error), folder=folder)
+        reason = f"{path} is not there: the save was never finished"
+        return Rejected(sequence, reason, unfinished=True, folder=folder)
     if (manifest.sequence, manifest.epoch) != (sequence, epoch):
         return Rejected(
             sequence,
@@ -250,16 +241,6 @@ def _read_save(storage: Storage, sequence: int, epoch: int) -> Manifest | Reject
             folder=folder,
         )
     return manifest
-
-
-def _read_manifest(storage: Storage, folder: str) -> bytes | None:
-    try:
-        return read_file(storage, f"{folder}/manifest.json")
-    except CorruptFileError:
-        # Only a listing tells a save without a manifest from one whose manifest cannot be read.
-        if is_committed(storage, folder):
-            raise
-        return None
 
 
 def _fault(

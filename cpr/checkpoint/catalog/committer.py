@@ -94,11 +94,11 @@ class Committer:
         blocked_s: float = 0.0,
         is_out_of_time: bool = False,
     ) -> tuple[Manifest, float]:
-        """Commit a save if every rank has written its part.
+        """Commit a save if every rank has written its `part` and has no `problem`.
 
         Args:
             sequence: of the save.
-            kind: of the save; must be the same on all ranks.
+            kind: of the save.
             part: entries of the files that this rank has written.
             problem: why this rank failed; None: it did not.
             manifest_of: makes the manifest from the parts of all ranks, in order; called on rank 0.
@@ -106,8 +106,7 @@ class Committer:
             is_out_of_time: whether the problem is that the time limit ran out on this rank.
 
         Returns:
-            The manifest, on ranks other than 0 without the entries of chunks, and the longest time that
-            training waited on any rank.
+            The manifest, on ranks other than 0 without the entries of chunks, and the longest `blocked_s`.
 
         Raises:
             SaveGivenUpError: the save does not count, because the time limit ran out on some rank.
@@ -160,11 +159,9 @@ class Committer:
         self.committed = [manifest for manifest in self.committed if manifest.sequence not in deleted]
 
     def go_back_to(self, state: State, rejected: Collection[int]) -> None:
-        """Continue from a state that was just loaded, while no save is under way.
+        """Continue from a state of this run that was just loaded, while no save is under way.
 
-        Args:
-            state: of this run.
-            rejected: sequences of newer saves that were not loaded; they no longer count and are not deleted.
+        `rejected` are the sequences of newer saves: they no longer count, and are not deleted.
         """
         self.chain = [manifest.without_chunks() if self.group.rank else manifest for manifest in state.saves]
         self.committed = [manifest for manifest in self.committed if manifest.sequence not in rejected]
@@ -273,47 +270,32 @@ class Committer:
         results: Sequence[_RankResult],
         manifest_of: Callable[[Sequence[RankPart]], Manifest],
     ) -> tuple[Manifest | None, list[str]]:
-        """Write the manifest if no rank failed.
-
-        Returns:
-            The manifest if it is durable, else None; and why the save does not count, empty if it does.
-        """
+        """Write the manifest if no rank failed; returns it if durable, and why the save does not count."""
         problems = [f"rank {rank}: {each.problem}" for rank, each in enumerate(results) if each.problem]
         if len({(each.sequence, each.kind) for each in results}) > 1:
             problems.append(
                 "all ranks: they are not at the same save; call the checkpointer alike on all ranks"
             )
         manifest = None
-        if not problems:
-            manifest, problems = self._write_manifest([each.part for each in results], manifest_of)
-        if manifest is None:  # a durable one stays: a newer owner may have found it and build on it
-            self._sweep(save_folder(sequence, self.epoch))
-        return manifest, problems
-
-    def _write_manifest(
-        self, parts: Sequence[RankPart], manifest_of: Callable[[Sequence[RankPart]], Manifest]
-    ) -> tuple[Manifest | None, list[str]]:
-        """Write the manifest; returns as `_write_if_complete`."""
-        manifest = None
         try:
-            made = manifest_of(parts)
-            made.check()  # readers refuse a manifest that fails this
-            self._check_lock_here()
-            with self.storage.create(made.path) as sink:
-                sink.write(memoryview(made.to_json()))
-            manifest = made
-            # A newer owner that listed the saves before this manifest was durable does not count this save.
-            self._check_lock_here()
+            if not problems:
+                made = manifest_of([each.part for each in results])
+                made.check()  # readers refuse a manifest that fails this
+                self._check_lock_here()
+                with self.storage.create(made.path) as sink:
+                    sink.write(memoryview(made.to_json()))
+                manifest = made
+                # A newer owner that listed the saves before this manifest was durable does not count it.
+                self._check_lock_here()
         except Exception as error:
-            return manifest, [f"rank 0: {error}"]
-        return manifest, []
-
-    def _sweep(self, folder: str) -> None:
-        """Delete the files of a failed save; its folder belongs to this owner alone."""
-        try:
-            delete_save(self.storage, folder)
-        except Exception as error:  # the other ranks wait for the reason of the failure
-            logger.warning("could not delete what a failed save left in %s: %s", folder, error)
+            problems = [f"rank 0: {error}"]
+        if manifest is None:  # a durable one stays: a newer owner may have found it and build on it
+            folder = save_folder(sequence, self.epoch)
+            try:
+                delete_save(self.storage, folder)
+            except Exception as error:  # the other ranks wait for the reason of the failure
+                logger.warning("could not delete what a failed save left in %s: %s", folder, error)
+        return manifest, problems
 
     def _delete_all(self, sequences: Sequence[int]) -> set[int]:
         """Delete saves; returns those deleted. If one cannot be, the saves that it builds on stay, too."""
@@ -324,22 +306,16 @@ class Committer:
             save = saves[sequence]
             if save.base in stuck:
                 continue
-            if self._delete(save):
+            try:
+                self._check_lock_here()
+                delete_save(self.storage, save.folder)
                 deleted.add(sequence)
-            else:
+            except LockedError:
+                raise
+            except CheckpointError as error:
+                logger.warning("could not delete save %d: %s", sequence, error)
                 stuck.add(save.base)  # deleting older saves of this chain would leave a gap in it
         return deleted
-
-    def _delete(self, save: Manifest) -> bool:
-        try:
-            self._check_lock_here()
-            delete_save(self.storage, save.folder)
-        except LockedError:
-            raise
-        except CheckpointError as error:
-            logger.warning("could not delete save %d: %s", save.sequence, error)
-            return False
-        return True
 
     def _check_lock_here(self) -> None:
         if self.lock is not None:

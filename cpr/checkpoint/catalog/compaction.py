@@ -20,16 +20,10 @@ Layer = tuple[str, RowFileEntry]
 
 
 def merge_row_files(storage: Storage, layers: Sequence[Layer], target: Sink, path: str) -> RowFileEntry:
-    """Write a base with the newest version of each row.
+    """Write a base with the newest version of each row to `target`, whose path in its save is `path`.
 
-    Memory: one chunk of each layer. Weights are written exactly as the layers' codecs decode them.
-
-    Args:
-        storage: the checkpoint directory.
-        layers: files of one shard from a chain of checked manifests: a base, then row saves, oldest first. A
-            row that is in several is taken from the last of them.
-        target: the new base.
-        path: of the new base, relative to its save's folder.
+    Memory: one chunk of each layer. Weights are written exactly as the layers' codecs decode them. The layers
+    are files of one shard from a chain of checked manifests: a base, then row saves, oldest first.
 
     Raises:
         CorruptFileError: a chunk is missing, damaged, or not what its manifest says.
@@ -44,12 +38,10 @@ def merge_row_files(storage: Storage, layers: Sequence[Layer], target: Sink, pat
         for cursor in cursors:
             cursor.overwrite(rows)
         writer.write(rows)
-    entry = writer.finish(
-        path,
-        min(layer.first_step for _, layer in layers),
-        max(layer.last_step for _, layer in layers),
-    )
-    return replace(entry, max_error=max(layer.max_error for _, layer in layers))
+    entries = [entry for _, entry in layers]
+    first_step, last_step = min(each.first_step for each in entries), max(each.last_step for each in entries)
+    merged = writer.finish(path, first_step, last_step)
+    return replace(merged, max_error=max(each.max_error for each in entries))
 
 
 class _Cursor:

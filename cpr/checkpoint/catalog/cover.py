@@ -18,11 +18,7 @@ def check_tables(save: Manifest) -> None:
 
 
 def check_cover(save: Manifest, whole: Extent) -> None:
-    """Refuse a save that does not hold each row of a part of a table once (a base), or at most once.
-
-    Raises:
-        CorruptFileError: the base lacks some rows, or a row is in two files of the save.
-    """
+    """As `check_tables`, for a part of one table."""
     parts = [part for entry in save.rows if (part := entry.extent.overlap(whole))]
     rows = np.unique([extent.rows for extent in (whole, *parts)])
     cols = np.unique([extent.cols for extent in (whole, *parts)])

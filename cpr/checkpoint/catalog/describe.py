@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from cpr.checkpoint.catalog.chain import State, own_states
-from cpr.checkpoint.format.manifest import WEIGHTS, Manifest, TableEntry
+from cpr.checkpoint.format.manifest import WEIGHTS, Manifest
 from cpr.checkpoint.ownership.records import Owner, newest_owner
 from cpr.checkpoint.storage.base import Storage
 
@@ -96,7 +96,7 @@ def describe(storage: Storage, now: datetime) -> Description | None:
         num_bytes=sum(save.num_bytes for save in saves.values()),
         chain=tuple(_save(save, now) for save in chain),
         older=tuple(_save(saves[sequence], now) for sequence in others),
-        tables=_tables(newest) if newest else (),
+        tables=tuple(_table(fqn, newest) for fqn in sorted(newest.newest.tables)) if newest else (),
         refused=tuple(
             RefusedInfo(sequence=save.sequence, reason=save.reason, unfinished=save.unfinished)
             for save in refused
@@ -121,11 +121,8 @@ def _save(save: Manifest, now: datetime) -> SaveInfo:
     )
 
 
-def _tables(state: State) -> tuple[TableInfo, ...]:
-    return tuple(_table(fqn, entry, state) for fqn, entry in sorted(state.newest.tables.items()))
-
-
-def _table(fqn: str, entry: TableEntry, state: State) -> TableInfo:
+def _table(fqn: str, state: State) -> TableInfo:
+    entry = state.newest.tables[fqn]
     files = [file for save in state.saves for file in save.rows if file.table_fqn == fqn]
     newest = max((file.last_step for file in files), default=state.step)
     oldest = min((file.first_step for file in files), default=state.step)

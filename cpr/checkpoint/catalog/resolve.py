@@ -41,16 +41,10 @@ def load_newest(
     step: int | None = None,
     cache: ManifestCache | None = None,
 ) -> tuple[State, T, list[Rejected]] | None:
-    """Load the newest state that loads on every rank.
+    """Load the newest state, or that of a training step, that loads on every rank.
 
-    Only states of the run that the directory belongs to are tried, see `own_states`.
-
-    Args:
-        storage: the checkpoint directory.
-        group: all ranks.
-        attempt: loads a state on this rank; raises `CorruptFileError` or `MismatchError` if it cannot.
-        step: load a state of this training step; None: of any step.
-        cache: manifests that rank 0 need not read again.
+    Only states of the run that the directory belongs to are tried, see `own_states`. `attempt` loads a state
+    on this rank, and raises `CorruptFileError` or `MismatchError` if it cannot.
 
     Returns:
         The state, the result of `attempt`, and the newer saves that were not loaded; None if nothing was ever
@@ -146,13 +140,8 @@ def sweep_and_list(
 ) -> CommittedSaves:
     """Delete unfinished saves from a directory that this run owns, and list the run's committed saves.
 
-    Args:
-        storage: the checkpoint directory.
-        group: all ranks.
-        run_id: of this run.
-        loaded: the state that this run continues from; None: it starts over.
-        rejected: sequences of saves that were not loaded; they are neither listed nor deleted.
-        cache: manifests that rank 0 need not read again.
+    The run continues from `loaded`, or starts over if that is None. Saves of the sequences `rejected` were
+    not loaded: they are neither listed nor deleted.
 
     Raises:
         MismatchError: the directory holds newer saves that this run has not loaded.

@@ -30,13 +30,8 @@ _MAGIC_BYTES: Final = 8
 class RowFileWriter:
     """Writes a file with rows of one shard and their optimizer state, chunk by chunk.
 
-    Args:
-        sink: the file.
-        shard: rows and columns of the table that the shard holds.
-        columns: entries of the table's columns, `weights` among them.
-        codec: name of the codec of the weights.
-        with_ids: whether chosen rows are written, each with its id (a delta checkpoint); otherwise all rows
-            of the shard in order (a full checkpoint).
+    `with_ids` says whether chosen rows are written, each with its id (a delta checkpoint), or all rows of the
+    shard in order (a full checkpoint).
 
     Raises:
         ValueError: row files have no such codec, column name or data type.
@@ -163,12 +158,7 @@ def read_chunk(
 ) -> RowBatch:
     """Read one chunk of a row file and verify its digest.
 
-    Args:
-        storage: the checkpoint directory.
-        folder: of the save.
-        entry: of the file.
-        chunk: one of `entry.chunks`.
-        buffer: writable memory of at least `chunk.length` bytes, aligned to 8; None allocates it.
+    The buffer is writable memory of at least `chunk.length` bytes, aligned to 8; None allocates it.
 
     Returns:
         Rows in the table's own dtype: views of `buffer`, except weights that had to be decoded.

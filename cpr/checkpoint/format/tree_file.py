@@ -196,9 +196,13 @@ class _Encoder:
         if kind is bytes:
             return self._add("bytes", Leaf(path, value))
         if kind in {Tensor, nn.Parameter}:
-            return self._add("tensor", _tensor_leaf(value, path))
+            if value.layout != torch.strided or value.is_quantized or value.is_meta:
+                raise _refuse(path, f"it is a tensor without plain memory ({value.layout}, {value.device})")
+            return self._add("tensor", Leaf(path, value))
         if kind is np.ndarray:
-            return self._add("ndarray", _array_leaf(value, path))
+            if value.dtype.kind not in NUMBERS:
+                raise _refuse(path, f"it is a numpy array of dtype {value.dtype}; use numbers")
+            return self._add("ndarray", Leaf(path, value))
         raise _refuse(
             path,
             f"it is a {kind.__module__}.{kind.__qualname__}; use plain dict, list, tuple, str, int, float, "
@@ -226,18 +230,6 @@ class _Encoder:
     def _add(self, kind: str, leaf: Leaf) -> dict[str, int]:
         self.leaves.append(leaf)
         return {kind: len(self.leaves) - 1}
-
-
-def _tensor_leaf(tensor: Tensor, path: Path) -> Leaf:
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise _refuse(path, f"it is a tensor without plain memory ({tensor.layout}, {tensor.device})")
-    return Leaf(path, tensor)
-
-
-def _array_leaf(array: Array, path: Path) -> Leaf:
-    if array.dtype.kind not in NUMBERS:
-        raise _refuse(path, f"it is a numpy array of dtype {array.dtype}; use numbers")
-    return Leaf(path, array)
 
 
 def _bytes(name: pa.Scalar, dtype: pa.Scalar, shape: pa.Scalar, data: pa.Scalar) -> bytes:

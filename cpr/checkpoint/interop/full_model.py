@@ -103,13 +103,10 @@ class FullModel:
     def window(
         self, table_fqn: str, first_row: int, part: tuple[int, int] | None = None
     ) -> dict[str, Tensor]:
-        """Read the columns of the window that begins with a row, by name, `[num_rows, ...]`.
+        """Read the columns of the window that begins with a row of `starts`, by name, `[num_rows, ...]`.
 
-        Args:
-            table_fqn: of the table.
-            first_row: one of `starts`.
-            part: one of `splits`; None: all columns, and for state with one number per row the mean of all
-                parts weighted by their columns.
+        They are those of a part of `splits`; None: all, and for state with one number per row the mean of all
+        parts weighted by their columns.
         """
         columns = self.tables[table_fqn]
         entry = self._state.newest.tables[table_fqn]

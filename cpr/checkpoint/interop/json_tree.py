@@ -20,13 +20,9 @@ TreePath = tuple[str, ...]
 
 
 def to_json(tree: Any, path: TreePath, tensors: dict[TreePath, Tensor]) -> Any:
-    """Convert nested state to JSON.
+    """Convert nested state, as `cpr.checkpoint.format.tree_file` takes, to JSON.
 
-    Args:
-        tree: dicts, lists, tuples, plain values, bytes, tensors and arrays, as
-            `cpr.checkpoint.format.tree_file` takes.
-        path: of `tree` in the whole state; the names of its tensors begin with it.
-        tensors: the tensors of `tree` are added here.
+    Its tensors are added to `tensors`, under names that begin with `path`.
     """
     if isinstance(tree, Tensor):
         return {"$tensor": _add(tree, path, tensors)}

@@ -33,11 +33,7 @@ class ModelLoader:
     def load(self, storage: Storage, state: State, names: Collection[str] | None = None) -> tuple[int, int]:
         """Load a state; returns the bytes read by this rank and the steps done when it was saved.
 
-        Args:
-            storage: the checkpoint directory.
-            state: to load.
-            names: of the registered states to load besides tables and dense parameters, all of them common to
-                the ranks; None: load everything, per-rank states too.
+        Of the registered states only those of `names` are loaded, which are equal on all ranks; None: all.
 
         Raises:
             MismatchError, CorruptFileError: a rank cannot load the state; unless rows were already being
@@ -71,11 +67,7 @@ class ModelLoader:
             return load_shards(storage, state, shards)
 
     def create_optimizer_state(self, columns: Mapping[str, Collection[str]]) -> None:
-        """Have lazy optimizers create the state that is about to be loaded; not collective.
-
-        Args:
-            columns: names of the columns that are to be loaded, by table.
-        """
+        """See `Checkpointer.create_optimizer_state`; not collective."""
         if any(set(columns.get(shard.table_fqn, ())) - shard.columns.keys() for shard in self._shards):
             for optimizer in self._optimizers:
                 create_state(optimizer)
@@ -115,13 +107,9 @@ class ModelLoader:
     def _load_tables(self, storage: Storage, state: State) -> int:
         self.create_optimizer_state(_columns_in(state))
         quiet = None if self._group.rank == 0 else True  # None: quiet unless there is a terminal
+        total = bytes_to_read(state, self._shards)
         bar: tqdm[Any] = tqdm(
-            total=bytes_to_read(state, self._shards),
-            desc="loading",
-            unit="B",
-            unit_scale=True,
-            leave=False,
-            disable=quiet,
+            total=total, desc="loading", unit="B", unit_scale=True, leave=False, disable=quiet
         )
         with torch.no_grad(), bar:
             return load_shards(storage, state, self._shards, bar.update)

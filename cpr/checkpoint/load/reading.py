@@ -83,13 +83,8 @@ def plan_reads(state: State, targets: Sequence[Target]) -> list[Read]:
 def run_reads(storage: Storage, reads: Sequence[Read], progress: Callable[[int], None] | None) -> int:
     """Read, verify and copy chunks; the first error stops it. Returns the number of bytes read.
 
-    Takes host memory for one chunk per thread, as large as the largest one.
-
-    Args:
-        storage: the checkpoint directory.
-        reads: in the planned order: a thread that waits for chunks of an older save relies on other threads
-            having taken them before.
-        progress: called in this thread with the bytes of each chunk that is done.
+    Takes host memory for one chunk per thread, as large as the largest one. The reads are in the planned
+    order: a thread that waits for chunks of an older save relies on other threads having taken them before.
     """
     for read in reads:
         _check_large(storage, read)

@@ -28,11 +28,8 @@ MEAN_ROWS: Final = 2**20
 class Target:
     """A live shard that saved rows are copied into, oldest first.
 
-    Several threads may copy disjoint rows at the same time.
-
-    Args:
-        shard: the live shard.
-        sources: extents of all saved shards with rows that will be copied; others are ignored.
+    Several threads may copy disjoint rows at the same time. `sources` are the extents of all saved shards
+    with rows that will be copied, and perhaps others.
     """
 
     def __init__(self, shard: TableShard, sources: Iterable[Extent]) -> None:
@@ -51,12 +48,7 @@ class Target:
         return common(self.extent.rows, (first_row, last_row + 1)) is not None
 
     def write(self, rows: RowBatch, source_extent: Extent) -> None:
-        """Overwrite rows of the shard.
-
-        Args:
-            rows: saved rows; those that the shard does not hold are ignored.
-            source_extent: of the saved shard that they belong to.
-        """
+        """Overwrite rows by those of a saved shard of some extent; rows that are not held are ignored."""
         part = source_extent.overlap(self.extent)
         if part is None:
             return

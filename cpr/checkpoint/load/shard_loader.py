@@ -29,17 +29,10 @@ def load_shards(
     shards: Sequence[TableShard],
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Overwrite shards (weights, optimizer state and counters) with a saved state.
+    """Overwrite shards (weights, optimizer state and counters) with a saved state; returns the bytes read.
 
-    Args:
-        storage: the checkpoint directory.
-        state: from `find_states`.
-        shards: all or some of this rank's, under any sharding plan.
-        progress: called in this thread with the bytes of each chunk that is done; they add up to
-            `bytes_to_read`.
-
-    Returns:
-        The number of bytes read.
+    The shards are all or some of this rank's, under any sharding plan. `progress` is called in this thread
+    with the bytes of each chunk that is done; they add up to `bytes_to_read`.
 
     Raises:
         MismatchError: the state is of another model; nothing has been changed.
@@ -71,12 +64,7 @@ def bytes_to_read(state: State, shards: Sequence[TableShard]) -> int:
 
 
 def read_state_file(storage: Storage, state: State, rank: int | None) -> Any | None:
-    """Read a state file.
-
-    Args:
-        storage: the checkpoint directory.
-        state: from `find_states`.
-        rank: the rank that the file belongs to; None: the file that is equal for all ranks.
+    """Read the state file of a rank, or that for all ranks (None).
 
     Returns:
         The saved tree; None if there is no such file, as for a rank beyond the world size of the save.
@@ -152,12 +140,6 @@ def check_fit(state: State, shard: TableShard) -> None:
             f"{path} has no table {shard.table_fqn}; it has {_listed(state.newest.tables)}. Load it into the "
             "model that it was saved from, or give this model a checkpoint directory of its own"
         )
-    _check_table(shard, saved, path)
-    for save in state.saves:
-        check_cover(save, shard.extent)
-
-
-def _check_table(shard: TableShard, saved: TableEntry, path: str) -> None:
     live = table_entry(shard)
     differences = [
         ("size", f"{live.rows} x {live.cols}", f"{saved.rows} x {saved.cols}"),
@@ -170,6 +152,8 @@ def _check_table(shard: TableShard, saved: TableEntry, path: str) -> None:
                 "model with the tables, data types and optimizer it was saved with (see `cpr describe`), "
                 "or give this model a checkpoint directory of its own"
             )
+    for save in state.saves:
+        check_cover(save, shard.extent)
 
 
 def _columns(table: TableEntry) -> str:

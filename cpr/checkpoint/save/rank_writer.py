@@ -29,13 +29,8 @@ class RankWriter:
     """Writes row files of one save one after the other, and its state files.
 
     While a file is written, a thread syncs the previous one: waiting for that takes as long as writing some
-    more megabytes, for each table.
-
-    Args:
-        storage: the checkpoint directory.
-        folder: of the save, relative to the storage.
-        codec: of the weights.
-        with_ids: whether chosen rows are written (a row save) or all rows in order (a base).
+    more megabytes, for each table. `with_ids` says whether chosen rows are written (a row save) or all rows
+    in order (a base).
     """
 
     def __init__(self, storage: Storage, folder: str, codec: str, with_ids: bool) -> None:
@@ -59,12 +54,7 @@ class RankWriter:
         self._steps.append(step)
 
     def write_state(self, tree: Any, rank: int | None) -> None:
-        """Write a state file.
-
-        Args:
-            tree: see `cpr.checkpoint.format.tree_file`.
-            rank: the rank that the state belongs to; None: it is equal on all ranks.
-        """
+        """Write a state file of a rank, or of all ranks (None); for `tree` see `format.tree_file`."""
         path = "state.arrow" if rank is None else f"state-rank{rank}.arrow"
         with self._storage.create(f"{self._folder}/{path}") as file:
             sink = write_state(file, tree)

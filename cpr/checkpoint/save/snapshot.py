@@ -54,11 +54,9 @@ def can_wait(shard: TableShard) -> bool:
 
 
 def select_rows(shards: Sequence[TableShard], rows: Mapping[str, Tensor]) -> list[RowSelection]:
-    """Make selections from row ids by shard.
+    """Make selections from row ids of the table by `TableShard.name`.
 
-    Args:
-        shards: all shards of this rank.
-        rows: row ids of the table by `TableShard.name`, any integer dtype and order; duplicates count once.
+    The ids are of any integer dtype and order; duplicates count once.
 
     Raises:
         ValueError: there is no such shard on this rank, or it does not hold such a row.
@@ -78,11 +76,7 @@ def select_rows(shards: Sequence[TableShard], rows: Mapping[str, Tensor]) -> lis
 
 
 class Snapshot:
-    """Copies the selected rows piece by piece.
-
-    Args:
-        selections: rows to copy, each shard once. Shards that cannot be copied in the background come first.
-    """
+    """Copies the selected rows piece by piece, those first that cannot be copied in the background."""
 
     def __init__(self, selections: Sequence[RowSelection]) -> None:
         self._places = self._plan(sorted(selections, key=lambda selection: can_wait(selection.shard)))

@@ -18,12 +18,7 @@ ALIGNMENT: Final = 64
 
 
 class StagingPool:
-    """A pool of buffers of `PIECE_BYTES` each.
-
-    Args:
-        num_bytes: memory limit; at least two buffers are made.
-        pinned: use page-locked memory, for copies from CUDA.
-    """
+    """A pool of at least two buffers of `PIECE_BYTES` each; `pinned` for copies from CUDA."""
 
     def __init__(self, num_bytes: int, pinned: bool = False) -> None:
         self.num_buffers = max(2, num_bytes // PIECE_BYTES)
@@ -62,19 +57,16 @@ class StagingPool:
 
 
 def place_columns(buffer: Tensor, columns: dict[str, Tensor], num_rows: int) -> dict[str, Tensor]:
-    """Aligned views into a buffer for `num_rows` rows of each column.
+    """Aligned views into a buffer, uint8 `[PIECE_BYTES]`, for some rows of each column.
 
-    Args:
-        buffer: uint8 `[PIECE_BYTES]`.
-        columns: tensors with the dtype and width of each view, `[rows]` or `[rows, cols]`.
-        num_rows: at most `rows_per_piece(columns)`.
+    The views have dtype and width of `columns`, `[rows]` or `[rows, cols]`.
     """
     placed, begin = {}, 0
     for name, column in columns.items():
         shape = (num_rows, *column.shape[1:])
         num_bytes = torch.Size(shape).numel() * column.element_size()
         placed[name] = buffer[begin : begin + num_bytes].view(column.dtype).view(shape)
-        begin = _aligned(begin + num_bytes)
+        begin += -(-num_bytes // ALIGNMENT) * ALIGNMENT
     return placed
 
 
@@ -85,7 +77,3 @@ def rows_per_piece(columns: dict[str, Tensor]) -> int:
     if rows < 1:
         raise ValueError(f"a row takes {per_row} bytes; at most {PIECE_BYTES} can be saved")
     return rows
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

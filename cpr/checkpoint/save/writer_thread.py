@@ -101,14 +101,7 @@ class Save:
 
 
 class WriterThread:
-    """Runs saves one after the other in a background thread.
-
-    Args:
-        storage: the checkpoint directory.
-        pool: the pool that staged rows are released to.
-        group: all ranks; from now on used by the thread alone.
-        committer: commits the saves; from now on used by the thread alone.
-    """
+    """Runs saves one after the other in a background thread, which alone uses the group and the committer."""
 
     def __init__(self, storage: Storage, pool: StagingPool, group: RankGroup, committer: Committer) -> None:
         self._storage, self._pool, self._group, self._committer = storage, pool, group, committer
@@ -208,8 +201,7 @@ class WriterThread:
     ) -> tuple[CapturedState | None, str | None]:
         """Write all queued items; drains the queue even after an error, so that every buffer is released.
 
-        Returns:
-            The states that ended the queue, None if it was cancelled; and the problem, None if there is none.
+        Returns the states that ended the queue, if it was not cancelled, and the problem, if there is one.
         """
         while True:
             item = save.items.get()
@@ -220,8 +212,11 @@ class WriterThread:
                 if problem is None:
                     if isinstance(item, StagedRows):
                         writer.write(item.shard.extent, item.rows, item.step)
-                    else:
-                        self._write_states(writer, item)
+                        continue
+                    if item.common is not None:
+                        writer.write_state(item.common, None)
+                    if item.own is not None:
+                        writer.write_state(item.own, self._group.rank)
             except Exception as error:
                 problem = describe(error)
                 save.broken.set()
@@ -231,12 +226,6 @@ class WriterThread:
                     self._pool.release(item.buffer)
             if isinstance(item, CapturedState):
                 return item, problem
-
-    def _write_states(self, writer: RankWriter, states: CapturedState) -> None:
-        if states.common is not None:
-            writer.write_state(states.common, None)
-        if states.own is not None:
-            writer.write_state(states.own, self._group.rank)
 
 
 def describe(error: BaseException) -> str:

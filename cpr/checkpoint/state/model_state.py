@@ -157,10 +157,8 @@ class ModelState:
     ) -> int:
         """Load checked state; returns the training steps done.
 
-        Args:
-            common: state that is equal on all ranks.
-            own: state of this rank; None if it was saved at another world size.
-            gone: states of former ranks that are assigned to this rank; only an `Heir` takes them.
+        `own` is the state of this rank, None if it was saved at another world size; `gone` are those of
+        former ranks that are assigned to this rank: only an `Heir` takes them.
 
         Raises:
             MismatchError: a registered state refuses its part.
