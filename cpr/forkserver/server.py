@@ -68,10 +68,7 @@ class _ForkedError(BaseException):
 def serve(listener: socket.socket, launcher: Process, program: list[str]) -> None:
     """Run the fork server in this process. Returns only in its forks, which are then workers.
 
-    Args:
-        listener: for the connections of proxies.
-        launcher: the fork server ends with this process.
-        program: the prepared program; proxies of other programs are refused.
+    It ends with the launcher, and refuses proxies of other programs than the prepared one.
     """
     # leaves the worker's session and streams: a reader of a run's output must not wait for the fork server
     os.setsid()

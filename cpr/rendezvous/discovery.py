@@ -88,11 +88,7 @@ class Discovery:
 
 
 def listen(own: OwnAddress, port: int = 0) -> socket.socket:
-    """A listening socket, limited to the job's network interface if that is known.
-
-    Args:
-        own: address of this machine.
-        port: 0: a free one.
+    """A listening socket, limited to the job's network interface if that is known; port 0: a free one.
 
     Raises:
         OSError: the port is taken.
@@ -106,11 +102,6 @@ def listen(own: OwnAddress, port: int = 0) -> socket.socket:
 
 def serve(own: OwnAddress, timeout: timedelta, port: int = 0) -> TCPStore:
     """Host a new store in this process, open to all processes that reach it, as torch's stores have no key.
-
-    Args:
-        own: address of this machine.
-        timeout: of the store's calls.
-        port: 0: a free one.
 
     Raises:
         OSError: the port is taken.
@@ -127,14 +118,9 @@ def serve(own: OwnAddress, timeout: timedelta, port: int = 0) -> TCPStore:
 
 
 def connect(address: str, port: int, timeout: timedelta, *, probe: bool) -> TCPStore:
-    """Connect to a store.
+    """Connect to a store, with a plain connection as a `probe` first where the store may be gone.
 
-    Args:
-        address: of the store's machine.
-        port: of the store.
-        timeout: of the store's calls.
-        probe: whether to make a plain connection first, as the store may be gone: torch itself would take
-            long to notice, and print pages of stack traces.
+    Torch itself would take long to notice that, and print pages of stack traces.
 
     Raises:
         OSError: no process answers.

@@ -65,12 +65,8 @@ def join(info: WorkerInfo, timeout: timedelta) -> WorkerGroup:
     Sets the environment variables RANK and GROUP_RANK to the assigned ones, so that all readers of the
     environment agree with the process group.
 
-    Args:
-        info: of this worker.
-        timeout: longest wait for the others, which may start later.
-
     Raises:
-        RendezvousError: not all workers came in time; the message names the missing ranks.
+        RendezvousError: not all workers came before the timeout; the message names the missing ranks.
         ValueError: the launcher's environment is incomplete.
     """
     env = LauncherEnv.from_environment()
@@ -92,13 +88,7 @@ def join_from(env: LauncherEnv, info: WorkerInfo, timeout: timedelta) -> WorkerG
 
 
 def init_process_group(worker_group: WorkerGroup, backend: str | None, timeout: timedelta) -> None:
-    """Make the default process group of a worker group.
-
-    Args:
-        worker_group: result of `join`.
-        backend: "gloo", "nccl", or None: torch chooses by device.
-        timeout: of the group's collectives, and of its creation.
-    """
+    """Make the default process group of a worker group; backend None: torch chooses by device."""
     dist.init_process_group(
         backend,
         store=PrefixStore("cpr/default", worker_group.store),
@@ -216,7 +206,7 @@ class _Client:
             return  # most likely dead for long; the present leader may still reply
         try:
             connection.send(
-                {"rank": self._env.rank, "world_size": self._env.world_size, "info": self._info.to_json()}
+                {"rank": self._env.rank, "world_size": self._env.world_size, "info": asdict(self._info)}
             )
         except LostError:
             connection.close()

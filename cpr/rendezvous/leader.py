@@ -57,10 +57,7 @@ class Leader:
         return [rank for rank in range(1, self._env.world_size) if rank not in self._clients]
 
     def gather(self, deadline: float) -> list[WorkerInfo] | None:
-        """Wait for all clients.
-
-        Args:
-            deadline: in the time of `time.monotonic`.
+        """Wait until `deadline` (`time.monotonic`) for all clients.
 
         Returns:
             The infos of all workers in the order of the launcher's ranks; None if some did not come in time.
@@ -82,7 +79,7 @@ class Leader:
         """Send the assignment to all clients. A client lost by now will be missed in the process group."""
         message = {
             "assignment": asdict(assignment),
-            "infos": [info.to_json() for info in infos],
+            "infos": [asdict(info) for info in infos],
             "store_port": store_port,
         }
         for connection, _ in self._clients.values():

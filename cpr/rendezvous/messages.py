@@ -29,13 +29,7 @@ def proof(key: str, *, is_leader: bool) -> bytes:
 
 
 class Connection:
-    """One open connection, which ends when the peer dies.
-
-    Args:
-        sock: connected.
-        key: that the peer has to know.
-        is_leader: whether this side is the leader, which sends its proof only after the client's.
-    """
+    """One open connection, which ends when the peer dies. The leader sends its proof after the client's."""
 
     def __init__(self, sock: socket.socket, key: str, *, is_leader: bool) -> None:
         self.socket = sock

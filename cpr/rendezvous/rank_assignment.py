@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 from uuid import uuid4
 
@@ -44,10 +44,6 @@ class WorkerInfo:
     local_world_size: int = 1
     """Workers on the node; set by `join`."""
 
-    def to_json(self) -> dict[str, Any]:
-        """The info as part of a message."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """An info from a message.
@@ -79,7 +75,7 @@ def assign_ranks(infos: Sequence[WorkerInfo]) -> Assignment:
     nodes that hold its memory keep their ranks, so that tables need not move.
 
     Args:
-        infos: of all workers, in the order of the launcher's ranks.
+        infos: in the order of the launcher's ranks.
     """
     continues = any(info.restarted for info in infos)
     held = [each for info in infos for each in info.held] if continues else []

@@ -51,10 +51,7 @@ def occupied(root: str | Path | None = None) -> list[Occupied]:
 def free(home: Path, in_doubt: bool = False, unsaved: bool = False) -> bool:
     """Remove a run's memory; returns False, and does nothing, if a process needs the memory by now.
 
-    Args:
-        home: the run's folder.
-        in_doubt: also if it is unknown whether the memory is needed; only on a user's request.
-        unsaved: also if the run could not save its content; only on a user's request.
+    Only on a user's request, also memory that may be needed (`in_doubt`), or that the run could not save.
 
     Raises:
         OSError: the memory cannot be removed.

@@ -33,12 +33,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class CopyOut:
-    """Copies the shards that would not survive this process.
+    """Copies the shards of this rank that would not survive this process.
 
-    Args:
-        segment: owned by this process.
-        shards: of this rank; those that are in shared memory already are left alone.
-        seal: calls `segment.seal` with the shards that it is given.
+    `seal` calls `segment.seal` with the shards that it is given.
     """
 
     segment: Segment

@@ -40,11 +40,7 @@ class NotPrivateError(PermissionError):
 
 
 def user_folder(root: str | Path | None = None) -> Path:
-    """Folder of this user's resident memory.
-
-    Args:
-        root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.
-    """
+    """Folder of this user's resident memory; without a root in `$CPR_RESIDENT_ROOT`, or `/dev/shm`."""
     return Path(root or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT) / f"cpr-{os.getuid()}"
 
 

@@ -83,11 +83,7 @@ class Home:
             raise not_enough(self.folder.parent.parent, num_bytes, f"only {free / 1e6:,.0f} MB are free")
 
     def create(self, owner: str) -> Segment:
-        """Create a segment, owned by this process.
-
-        Args:
-            owner: name of the worker, such as "rank3"; part of the folder's name.
-        """
+        """Create a segment, owned by this process; `owner`, such as "rank3", is part of the folder's name."""
         if not re.fullmatch(r"[A-Za-z0-9_]+", owner):
             raise ValueError(f"{owner!r} cannot be part of a folder's name; use letters and digits")
         while True:

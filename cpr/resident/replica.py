@@ -81,12 +81,8 @@ class Replica:
     def write(self, step: int, tree: Any) -> None:
         """Copy a state, and make the copy count by one store at the very end.
 
-        As long as shapes stay the same, this costs a copy of the bytes and some microseconds a leaf.
-
-        Args:
-            step: training steps done.
-            tree: plain data, tensors and numpy arrays, nested, as in `cpr.checkpoint.format.tree_file`. No
-                reference to it is kept.
+        As long as shapes stay the same, this costs a copy of the bytes and some microseconds a leaf. The tree
+        is as in `cpr.checkpoint.format.tree_file`. No reference to it is kept.
 
         Raises:
             ValueError: something in the tree cannot be saved; says where.

@@ -46,10 +46,7 @@ class _Word:
 
 
 class StatusPage:
-    """State of a worker and its memory, live in shared memory.
-
-    Args:
-        path: of the page; an empty page is created if there is none.
+    """State of a worker and its memory, live in shared memory; an empty page is created if there is none.
 
     Raises:
         DamagedMemoryError: the file is no status page.
@@ -108,11 +105,9 @@ class StatusPage:
         self.heartbeat_ns = time.time_ns()
 
     def leave(self, reason: str, diverged: bool = False) -> None:
-        """Record that the owner ends by itself.
+        """Record that the owner ends by itself, if `diverged` with values that must never be used.
 
-        Args:
-            reason: a message, cut off after 500 bytes; the reason of the first divergence is never replaced.
-            diverged: whether values are not finite, and must never be used.
+        The reason is cut off after 500 bytes; that of the first divergence is never replaced.
         """
         if not self.diverged:
             self.reason = reason

@@ -37,12 +37,7 @@ class RecoveryPolicy:
             )
 
     def against_pls(self, pls_total: float | None, added: float | None) -> str | None:
-        """Why a failure exceeds `max_pls`; None if it does not.
-
-        Args:
-            pls_total: PLS before the failure; None: unknown, which exceeds any limit.
-            added: PLS of the failure.
-        """
+        """Why a failure exceeds `max_pls`; None if it does not. What is unknown exceeds any limit."""
         if self.max_pls is None or added == 0:
             return None
         if pls_total is None or added is None:

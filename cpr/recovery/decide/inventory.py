@@ -36,13 +36,9 @@ class Inventory:
 
 
 def take_inventory(memory: WorkerMemory, shards: Sequence[TableShard], rank: int, adopted: bool) -> Inventory:
-    """Look at what this worker holds and needs.
+    """Look at what this worker holds, and which shards of the new model it needs.
 
-    Args:
-        memory: of this worker.
-        shards: of the new model on this rank.
-        rank: the new one.
-        adopted: whether the model's tables live, unchanged, in the memory of the first claimed segment.
+    `adopted`: whether the model's tables live, unchanged, in the memory of the first claimed segment.
     """
     found = Inventory(WorkerReport(rank=rank, host=socket.gethostname(), pid=os.getpid()))
     try:

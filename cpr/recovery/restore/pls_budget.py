@@ -52,15 +52,10 @@ class PlsBudget:
         self._progress, self._policy, self._total_samples = progress, policy, total_samples
 
     def cost_of_loss(self, found: Assessment, plan: list[ShardSources], save_step: int | None) -> Cost:
-        """Price rows that come from a save in a partial recovery.
+        """Price rows that come from a save in a partial recovery; no `save_step`: no rows are lost.
 
-        Samples that an earlier, failed attempt to recover from the same failure has charged are not counted
-        again.
-
-        Args:
-            found: what is left of the previous workers.
-            plan: where rows come from.
-            save_step: step of the oldest save that lost rows come from, on any rank; None: no rows are lost.
+        The step is that of the oldest save that lost rows come from, on any rank. Samples that an earlier,
+        failed attempt to recover from the same failure has charged are not counted again.
         """
         if save_step is None:
             return Cost()
@@ -137,11 +132,7 @@ def pls_expected(
 ) -> float | None:
     """PLS that a failure at a random moment adds on average: half a save interval (CPR paper).
 
-    Args:
-        lost: share of its shards that each worker lost, by rank.
-        samples_between_saves: mean; None: unknown, and so is the result.
-        total_samples: of the whole run; None: unknown, and so is the result.
-        world_size: number of workers of the generation that failed.
+    Arguments are those of `pls_added`, and the mean number of samples between saves; None: unknown.
     """
     if samples_between_saves is None or total_samples is None:
         return None

@@ -59,17 +59,9 @@ class _Restored:
 class Restorer:
     """Restores model, registered states and position, once.
 
-    Args:
-        checkpointer: has everything registered, and nothing saved or loaded.
-        group: all ranks.
-        memory: of this worker.
-        progress: of the run; registered with the checkpointer.
-        policy: limits of partial recovery.
-        phases: receives the seconds that recovery takes.
-        directory: the checkpoint directory.
-        start: conditions of this start.
-        initialize: gives the model its first values, called on all ranks where training begins at its
-            beginning; None: those it was built with.
+    The checkpointer has everything registered, the progress too, and has saved or loaded nothing.
+    `initialize` gives the model its first values, on all ranks where training begins at its beginning; None:
+    those it was built with.
     """
 
     def __init__(
@@ -292,10 +284,7 @@ class Restorer:
     def _load_lost(self, plan: list[ShardSources], interrupted: bool, done: _Restored) -> str | None:
         """Load the lost rows of this rank from the checkpoint; returns why they cannot be loaded.
 
-        Args:
-            plan: where rows come from.
-            interrupted: whether live rows may hold a part of the next step.
-            done: receives what was read.
+        If training was interrupted, live rows may hold a part of the next step.
         """
         names = {shard.extent: shard.name for shard in self._checkpointer.shards}
         lost = {
@@ -319,9 +308,7 @@ class Restorer:
     def _load_all(self, done: _Restored, is_fresh: bool) -> None:
         """Load the newest checkpoint on all ranks, or begin at the beginning if there is none.
 
-        Args:
-            done: receives what was read.
-            is_fresh: whether on all ranks model and states are still as they were built.
+        That takes a fresh start: on all ranks, model and states are still as they were built.
         """
         self._segment.unseal()
         self._progress.start_over()

@@ -204,9 +204,9 @@ class RowTransfer:
 
     Args:
         group: all ranks.
-        shards: of this rank.
+        shards: of this rank in the new model.
         held: columns of what this rank holds, `[num_rows, ...]` on the CPU, in the order of `Held.index`.
-        extents: of the same shards, in the same order.
+        extents: of `held`.
     """
 
     def __init__(

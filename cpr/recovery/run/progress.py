@@ -111,12 +111,10 @@ class RunProgress:
         self.saves, self.row_saves = {}, []
 
     def add_pls(self, added: float | None, charges: Collection[Charge] = ()) -> None:
-        """Add lost samples.
+        """Add lost samples; None: unknown, and so is the total from now on.
 
-        Args:
-            added: PLS; None: unknown, and so is the total from now on.
-            charges: the losses. Workers that die before this recovery is over lose the same samples again,
-                and the next generation knows by these that they count already.
+        Workers that die before this recovery is over lose the same samples again, and the next generation
+        knows by the charges that they count already.
         """
         self.pls_total = None if added is None or self.pls_total is None else self.pls_total + added
         sizes = {each.world_size for each in charges}
@@ -184,14 +182,8 @@ class RunProgress:
     ) -> None:
         """Start a new generation from the progress that the previous one left.
 
-        Args:
-            generation: the new one.
-            endings: how the previous workers ended.
-            interrupted: whether the previous workers had begun the next step.
-            max_without_progress: number of generations in a row that may end without finishing a step.
-
         Raises:
-            NoProgressError: more generations than that ended so.
+            NoProgressError: more than `max_without_progress` generations in a row ended without a step.
         """
         without_progress = generation - 1 - self.progress_generation
         if without_progress > 0:

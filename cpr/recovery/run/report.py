@@ -178,11 +178,9 @@ class Phases:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + max(0.0, seconds)
 
     def add_death(self, left_ns: Sequence[int], heartbeats_ns: Sequence[int]) -> None:
-        """Add the phases before this process began.
+        """Add the phases before this process began, from `time.time_ns()` of workers' ends.
 
-        Args:
-            left_ns: `time.time_ns()` when workers left by themselves.
-            heartbeats_ns: last heartbeats of workers that were killed.
+        They left by themselves, or were killed after their last heartbeat.
         """
         died_ns = max(heartbeats_ns, default=None)
         noticed_ns = min(left_ns, default=died_ns)

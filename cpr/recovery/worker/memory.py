@@ -74,11 +74,7 @@ class Claimed:
 
 
 class WorkerMemory:
-    """The resident memory of this worker.
-
-    Args:
-        uri: of the checkpoint directory; part of the run's key.
-        root: a memory file system; None: the default.
+    """The resident memory of this worker, in the folder of its run.
 
     Raises:
         ValueError, ResidentMemoryError: shared memory cannot be used; says what to change.

@@ -29,13 +29,7 @@ def live_tree(checkpointer: Checkpointer) -> dict[str, Any]:
 
 
 def share_tree(group: RankGroup, tree: dict[str, Any] | None, source: int) -> dict[str, Any]:
-    """Broadcast the newest tree to the workers that lack it.
-
-    Args:
-        group: all ranks.
-        tree: the newest tree, if this worker holds it.
-        source: rank of a worker that holds it.
-    """
+    """Broadcast the newest tree from `source`, which holds it, to the workers that lack it."""
     if all(group.gather(tree is not None)):
         assert tree is not None
         return tree
@@ -71,13 +65,10 @@ def put_back(
     own: Mapping[str, Any] | None,
     gone: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Put a tree into the live model: everything but the rows of sharded tables, and counters.
+    """Put a tree of any worker into the live model: everything but the rows of sharded tables, and counters.
 
-    Args:
-        checkpointer: knows the model and what is registered.
-        tree: of any worker.
-        own: per-rank states of this very rank; None: unknown.
-        gone: per-rank states of ranks that no longer exist, from memory that this worker holds.
+    Per-rank states are `own`, of this very rank if known, and those of ranks that are `gone`, from memory
+    that this worker holds.
 
     Raises:
         MismatchError: the tree is of another model.

@@ -4,6 +4,7 @@ import os
 import random
 import sys
 import time
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 
@@ -115,7 +116,7 @@ def test_leader_dies_while_it_sends_the_assignment(join_as, env, num_notified):
 def test_dead_client_is_not_counted(join_as, env):
     with published_leader(env, 3) as leader:
         dying = call(leader)
-        dying.send({"rank": 1, "world_size": 3, "info": info(66).to_json()})
+        dying.send({"rank": 1, "world_size": 3, "info": asdict(info(66))})
         wait_for_clients(leader, 1)
         dying.close()
         while leader._clients:
@@ -145,7 +146,7 @@ def test_new_worker_displaces_the_old_one_of_its_rank(join_as, env):
 
 def test_old_worker_may_end_when_the_new_one_joins(env):
     def message(pid):
-        return {"rank": 1, "world_size": 3, "info": info(pid).to_json()}
+        return {"rank": 1, "world_size": 3, "info": asdict(info(pid))}
 
     with published_leader(env, 3) as leader:
         old, newer = call(leader), call(leader)
@@ -161,10 +162,12 @@ def test_old_worker_may_end_when_the_new_one_joins(env):
         newer.close()
 
 
-@pytest.mark.parametrize("change", [{"world_size": 2}, {"rank": 7}, {"rank": 0}, {"info": {}}, {"rank": []}])
+@pytest.mark.parametrize(
+    "change", [{"world_size": 2}, {"rank": 7}, {"rank": 0}, {"info": {}}, {"info": {"held": 3}}, {"rank": []}]
+)
 def test_worker_of_another_launch_is_disconnected(env, change):
     with published_leader(env, 3) as leader:
-        good = {"rank": 1, "world_size": 3, "info": info().to_json()}
+        good = {"rank": 1, "world_size": 3, "info": asdict(info())}
         caller = call(leader)
         caller.send(good | change)
         while not is_closed_by_peer(caller.socket):

