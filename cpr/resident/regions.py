@@ -48,7 +48,7 @@ def create_region(path: Path, num_bytes: int) -> Tensor:
 
 
 def map_region(path: Path, num_bytes: int | None = None) -> Tensor:
-    """Map an existing file as `[num_bytes]` uint8 (None: any size), without reading it; tries for a while.
+    """Map an existing file as `[num_bytes]` uint8 (None: any size), unread; tries again for a while.
 
     Raises:
         DamagedMemoryError: the file is missing, a link, not private, or has another size.

@@ -179,7 +179,7 @@ class Segment:
     def companion(self, name: str, dtype: torch.dtype, numel: int, adopt: bool) -> tuple[Tensor, bool]:
         """Allocate memory that is sealed, and taken over, with the tables; between build and `seal`.
 
-        To `adopt` takes over memory of this name and size from the layout, if there is any.
+        `adopt` takes over memory of this name and size from the layout, if there is any.
 
         Returns:
             `[numel]` of `dtype`, and whether it was taken over; zeros if not.

@@ -183,7 +183,7 @@ class RunProgress:
         """Start a new generation from the progress that the previous one left.
 
         Raises:
-            NoProgressError: more than `max_without_progress` generations in a row ended without a step.
+            NoProgressError: `max_without_progress` generations in a row have ended without finishing a step.
         """
         without_progress = generation - 1 - self.progress_generation
         if without_progress > 0:
