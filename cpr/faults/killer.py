@@ -13,7 +13,7 @@ from cpr.faults.damage import check_wipeable, damage_newest_save
 from cpr.faults.fault_plan import Cursor, Plan
 from cpr.faults.kinds import DamageFile, Hang, KillWorker, Kind, LoseNode, Partition, PauseNode
 from cpr.faults.schedules import Event
-from cpr.faults.strikes import Link, Node, Strike, find_victims, strike
+from cpr.faults.strikes import Link, Node, Strike, find_victims, strike, watch
 from cpr.processes import Process
 
 POLL_S: Final = 0.05
@@ -75,7 +75,7 @@ class Killer:
         self.plan = plan or Plan()
         self.plan.check(inside=False)
         self.deeds: list[Deed] = []
-        self._nodes = [_node(node) for node in nodes]
+        self._nodes = [watch(node) for node in nodes]
         self._checkpoint, self._patience_s = checkpoint, patience_s
         for schedule in self.plan.schedules:
             for kind in schedule.kinds_used:
@@ -115,7 +115,7 @@ class Killer:
         Raises:
             ValueError: the pid does not belong to a run of this user.
         """
-        self._nodes[index] = _node(node)
+        self._nodes[index] = watch(node)
 
     def fire(self, kind: Kind, *, target: int | None = None, seed: int = 0) -> Deed:
         """Inject one failure now. Stopped processes resume in time only after `start`, else at `stop`.
@@ -218,7 +218,3 @@ class Killer:
                 else:
                     held.heal()
             self._held.remove(entry)
-
-
-def _node(node: Node | int) -> Node:
-    return Node(pid=node) if isinstance(node, int) else node

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from signal import SIGKILL, SIGSTOP, Signals
@@ -39,11 +39,7 @@ class Link(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node of a run: one torchrun.
-
-    Raises:
-        ValueError: the process may not be killed, see `victim`.
-    """
+    """A node of a run: one torchrun."""
 
     pid: int
     """Pid of torchrun, or of the `cpr run` that started it and may restart it later."""
@@ -52,18 +48,22 @@ class Node:
     folder, which then must be the node's own."""
     link: Link | None = None
     """Network connection, for `Partition`."""
-    root: Process = field(init=False)
-    """The process with the pid, told from later ones with the same pid."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "root", victim(self.pid))
+
+@dataclass(frozen=True)
+class WatchedNode:
+    """A node with its checked process."""
+
+    root: Process
+    memory: Path | None
+    link: Link | None
 
 
 @dataclass(frozen=True)
 class Victims:
     """Targets of an event: one worker, or a node with its workers."""
 
-    node: Node
+    node: WatchedNode
     number: int
     """Torchrun's rank of the worker, or number of the node."""
     workers: Sequence[FoundWorker]
@@ -79,7 +79,17 @@ class StrikeResult:
     """Stopped processes or cut links, to be resumed later."""
 
 
-def find_victims(event: Event, nodes: Sequence[Node]) -> Victims | None:
+def watch(node: Node | int) -> WatchedNode:
+    """Check the process of a node, given as a `Node` or as a pid.
+
+    Raises:
+        ValueError: the process may not be killed, see `victim`.
+    """
+    node = Node(pid=node) if isinstance(node, int) else node
+    return WatchedNode(victim(node.pid), node.memory, node.link)
+
+
+def find_victims(event: Event, nodes: Sequence[WatchedNode]) -> Victims | None:
     """Find the targets of an event; None if they are not alive."""
     if event.kind.of_node:
         number = event.target_of(len(nodes))
