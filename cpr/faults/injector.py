@@ -78,11 +78,6 @@ class Injector:
             self._record = InjectionRecord(folder / f"faults-{self.plan.digest}.jsonl")
             logger.warning("failure injection is on, as asked for by %s", self.plan.source)
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the plan has any failures."""
-        return self._record is not None
-
     def storage(self, inner: "Storage") -> "Storage":
         """Wrap a storage to inject storage failures; the storage itself if the plan has none."""
         if not any(isinstance(kind, StorageError | StorageDelay | StorageOutage) for kind in self._kinds):

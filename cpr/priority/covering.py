@@ -12,10 +12,7 @@ from cpr.shards.groups import tables_prefix, walk
 
 def table_sizes(model: nn.Module) -> dict[str, int]:
     """Number of rows of each table of a model by `table_fqn`, including tables without rows on this rank."""
-    return {
-        fqn: int(collection._table_name_to_config[name].num_embeddings)
-        for fqn, name, collection in _tables(model)
-    }
+    return {fqn: num_rows for fqn, num_rows, _ in _tables(model)}
 
 
 def fused_tables(model: nn.Module) -> frozenset[str]:
@@ -24,13 +21,7 @@ def fused_tables(model: nn.Module) -> frozenset[str]:
     An ordinary optimizer, of data-parallel tables and of the compute kernel `dense`, steps over the whole
     table: with momentum or weight decay it changes every row.
     """
-    found = set()
-    for fqn, name, collection in _tables(model):
-        placed = collection.module_sharding_plan[name]
-        is_copied = placed.sharding_type == ShardingType.DATA_PARALLEL.value
-        if not is_copied and placed.compute_kernel != EmbeddingComputeKernel.DENSE.value:
-            found.add(fqn)
-    return frozenset(found)
+    return frozenset(fqn for fqn, _, is_fused in _tables(model) if is_fused)
 
 
 def largest_tables(sizes: Mapping[str, int], covering: float) -> frozenset[str]:
@@ -53,11 +44,14 @@ def largest_tables(sizes: Mapping[str, int], covering: float) -> frozenset[str]:
     return frozenset(chosen)
 
 
-def _tables(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
-    """Fully qualified and own name of each table, with its sharded collection."""
+def _tables(model: nn.Module) -> Iterator[tuple[str, int, bool]]:
+    """Fully qualified name of each table, its rows, and whether its optimizer is fused."""
     for path, module in walk(model):
         prefix = tables_prefix(module)
         if prefix is not None:
             collection: Any = module
-            for name in collection._table_name_to_config:
-                yield f"{path}{prefix}.{name}", name, collection
+            for name, table in collection._table_name_to_config.items():
+                placed = collection.module_sharding_plan[name]
+                is_copied = placed.sharding_type == ShardingType.DATA_PARALLEL.value
+                is_fused = not is_copied and placed.compute_kernel != EmbeddingComputeKernel.DENSE.value
+                yield f"{path}{prefix}.{name}", int(table.num_embeddings), is_fused

@@ -133,12 +133,7 @@ class RowTracker(Tracker):
 def top_rows(values: Tensor, budget: int) -> Tensor:
     """The at most `budget` rows with the highest positive values, in O(N); ties go to the lowest rows.
 
-    Args:
-        values: `[num_rows]`; rows at 0 have nothing to save and are never chosen.
-        budget: at least 1.
-
-    Returns:
-        Ascending rows, int64 `[n]` with `n <= budget`, on the device of `values`.
+    Takes `[num_rows]`; returns ascending rows, int64 `[n]`, on the same device.
     """
     rows = torch.nonzero(values > 0).view(-1)
     num = rows.numel()

@@ -19,13 +19,7 @@ ATTRIBUTE: Final = "row_columns_of_tables"
 
 
 class RowColumns:
-    """Additional columns of a table, or of a piece of one.
-
-    Args:
-        table: of the rows.
-        dtypes: of the columns, by name.
-        written: called after rows were written from outside, as in a restore.
-    """
+    """Additional columns of a table, or of a piece of one; see `add_row_columns`."""
 
     def __init__(
         self, table: TableShard, dtypes: Mapping[str, torch.dtype], written: Callable[[], object]

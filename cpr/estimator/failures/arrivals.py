@@ -13,6 +13,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from cpr.fields import check_fields
+
 Times = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
@@ -44,11 +46,7 @@ class FailureModel:
     """Nodes lost by such a failure, including the failing node itself."""
 
     def __post_init__(self) -> None:
-        if self.distribution not in _DRAWS and self.distribution != "recorded":
-            choices = ", ".join([*_DRAWS, "recorded"])
-            raise ValueError(f"distribution is {self.distribution!r}; choose one of {choices}")
-        if self.scope not in {"job", "node"}:
-            raise ValueError(f"scope is {self.scope!r}; failures are those of the 'job' or of each 'node'")
+        check_fields(self)
         if not SHAPES[0] <= self.shape <= SHAPES[1]:
             raise ValueError(f"shape is {self.shape:g}; it must be from {SHAPES[0]:g} to {SHAPES[1]:g}")
         if (self.distribution == "recorded") != bool(self.recorded_s):
@@ -115,14 +113,10 @@ class Failure:
 
 
 class Clock(ABC):
-    """Generator of the failures of many runs, one after the other.
+    """Generator of the failures of many runs of a job, one after the other.
 
-    Args:
-        model: of the failures.
-        mean_s: mean time between failures of the job.
-        num_nodes: of the job.
-        num_runs: simulated runs.
-        seed: the same seed makes the same failures, whatever their consequences.
+    `mean_s` is the job's mean time between failures. The same seed makes the same failures, whatever their
+    consequences.
     """
 
     def __init__(

@@ -69,7 +69,10 @@ class Job:
             if getattr(self, name) is not None:
                 _check(name, getattr(self, name), above=False)
         if self.O_rows is not None:
-            self._check_rows(self.O_rows)
+            _check("O_rows", self.O_rows, above=True)
+            _check("blocked_rows", self.blocked_rows, above=False)
+        if not 0 < self.row_share <= 1:
+            raise ValueError(f"row_share is {self.row_share:g}; it is a share, above 0 and at most 1")
         if self.N_emb < 1 or self.N_emb != int(self.N_emb):
             raise ValueError(f"N_emb is {self.N_emb}; it is a number of nodes, 1 at least")
         if self.nodes_lost > self.N_emb:
@@ -79,22 +82,12 @@ class Job:
                 f"O_save ({self.O_save:g} s) is longer than T_total ({self.T_total:g} s): such a job cannot "
                 "be saved once; are the units right?"
             )
-        if self.blocked_save is not None and self.blocked_save > self.O_save:
-            raise ValueError(
-                f"blocked_save ({self.blocked_save:g} s) is longer than O_save ({self.O_save:g} s), of which "
-                "it is a part"
-            )
-
-    def _check_rows(self, O_rows: float) -> None:
-        _check("O_rows", O_rows, above=True)
-        _check("blocked_rows", self.blocked_rows, above=False)
-        if self.blocked_rows > O_rows:
-            raise ValueError(
-                f"blocked_rows ({self.blocked_rows:g} s) is longer than O_rows ({O_rows:g} s), of which it "
-                "is a part"
-            )
-        if not 0 < self.row_share <= 1:
-            raise ValueError(f"row_share is {self.row_share:g}; it is a share, above 0 and at most 1")
+        for part, whole in (("blocked_save", "O_save"), ("blocked_rows", "O_rows")):
+            part_s, whole_s = getattr(self, part), getattr(self, whole)
+            if part_s is not None and whole_s is not None and part_s > whole_s:
+                raise ValueError(
+                    f"{part} ({part_s:g} s) is longer than {whole} ({whole_s:g} s), of which it is a part"
+                )
 
     @property
     def O_blocked(self) -> float:

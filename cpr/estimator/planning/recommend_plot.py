@@ -17,12 +17,7 @@ TICKS_S: Final = (1, 10, 60, 600, 3600, 4 * 3600, 24 * 3600, 7 * 24 * 3600, 30 *
 
 
 def plot(what: Recommendation, path: Path, failures: LogReport | None = None) -> None:
-    """Draw a recommendation into a file.
-
-    Args:
-        what: the recommendation.
-        path: of the picture; the ending tells the format: .png, .svg or .pdf.
-        failures: report on the failure log; with failures in it, a second panel shows the fits.
+    """Draw a recommendation into a .png, .svg or .pdf file; a second panel shows the fits of failures.
 
     Raises:
         ValueError: the format is not known.

@@ -22,13 +22,7 @@ IN_BACKGROUND: Final = 0.01
 
 
 def as_text(what: Recommendation, inputs: EstimatorInputs, failures: LogReport | None = None) -> str:
-    """Text of a recommendation.
-
-    Args:
-        what: the recommendation.
-        inputs: values that it rests on.
-        failures: report on the failure log, if there is one.
-    """
+    """Text of a recommendation, with the values that it rests on and the report on a failure log, if any."""
     sections = [
         ("", [_headline(what)]),
         ("", _table(what)),

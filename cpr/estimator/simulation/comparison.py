@@ -100,15 +100,9 @@ def compare(
     num_trials: int = 1000,
     seed: int = 0,
 ) -> RecoveryComparison:
-    """Simulate both recoveries of a job and evaluate the formulas.
+    """Simulate `num_trials` runs of both recoveries of a job, and evaluate the formulas.
 
-    Args:
-        job: to simulate.
-        failures: their distribution.
-        target_pls: of partial recovery.
-        interval_s: of both recoveries; None: the recommended interval of each.
-        num_trials: runs of each recovery.
-        seed: of the failures.
+    `interval_s` is that of both recoveries; None: the recommended interval of each, with `target_pls`.
     """
     config = SimulationConfig(
         job=job, recovery="full", interval_s=job.T_total, failures=failures, num_trials=num_trials, seed=seed

@@ -14,11 +14,7 @@ COLORS = {"full": "tab:orange", "partial": "tab:blue"}
 
 
 def draw(comparison: RecoveryComparison, path: Path) -> None:
-    """Draw both recoveries into a file.
-
-    Args:
-        comparison: to draw.
-        path: of the picture; the ending tells the format.
+    """Draw both recoveries into a file, whose ending tells the format.
 
     Raises:
         ValueError: the format is not known.

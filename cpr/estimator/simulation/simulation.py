@@ -17,6 +17,7 @@ from tqdm import tqdm
 from cpr.estimator.failures.arrivals import FailureModel, JobClock, NodeClock, Times
 from cpr.estimator.planning.formulas import Job, check_interval
 from cpr.estimator.simulation.trials import PartialRuns, Runs
+from cpr.fields import check_fields
 
 Recovery = Literal["full", "partial"]
 PARTS: Final = ("save", "lost", "load", "reschedule")
@@ -73,8 +74,7 @@ class SimulationConfig:
 
     def __post_init__(self) -> None:
         job, failures = self.job, self.failures
-        if self.recovery not in {"full", "partial"}:
-            raise ValueError(f"recovery is {self.recovery!r}; choose 'full' or 'partial'")
+        check_fields(self)
         check_interval(job, self.interval_s)
         shortest_s = job.delay if self.recovery == "full" else job.shortest_partial
         if self.interval_s < shortest_s:

@@ -28,13 +28,8 @@ ROUNDING: Final = 1e-9
 class Runs:
     """Runs of one job with full recovery, simulated at the same time, and their costs.
 
-    The costs and the job's useful time add up to the time that a run took.
-
-    Args:
-        job: of all runs.
-        interval_s: training time between saves.
-        give_up_s: seconds after which a run ends unfinished.
-        num_runs: number of runs.
+    The costs and the job's useful time add up to the time that a run took. A save comes each `interval_s` of
+    training; a run ends unfinished after `give_up_s`.
     """
 
     def __init__(self, job: Job, interval_s: float, give_up_s: float, num_runs: int) -> None:

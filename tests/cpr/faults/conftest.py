@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cpr.faults.processes import FakeRun, fake_run
+from tests.cpr.faults.processes import FakeRun
 
 
 @pytest.fixture
 def run() -> Iterator[FakeRun]:
     """Starts small runs, and kills all their processes afterwards."""
-    with fake_run() as made:
-        yield made
+    made = FakeRun()
+    yield made
+    made.end()

@@ -4,8 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from signal import SIGKILL
 
@@ -75,15 +74,6 @@ class FakeRun:
             shell.wait()
         for process in self._seen:
             process.send(SIGKILL)
-
-
-@contextmanager
-def fake_run() -> Iterator[FakeRun]:
-    run = FakeRun()
-    try:
-        yield run
-    finally:
-        run.end()
 
 
 def python(code: str) -> str:

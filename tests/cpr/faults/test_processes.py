@@ -21,14 +21,6 @@ def test_workers_are_found_by_rank_with_their_agent(run):
     assert all(worker.process == worker.started and worker.process.is_alive for worker in workers)
 
 
-def test_workers_are_found_below_the_starter_of_torchrun(run):
-    pid = run.agent(0, 1, wrapped=True)
-    workers = find_workers(victim(pid))
-    assert [worker.rank for worker in workers] == [0, 1]
-    (agent,) = {worker.agent for worker in workers}
-    assert agent.pid != pid
-
-
 def test_children_of_a_worker_are_not_workers(run):
     """Children such as data loaders have the worker's rank in their environment, too."""
     root = victim(run.agent(0, command=python("import os, time; os.fork(); time.sleep(60)")))

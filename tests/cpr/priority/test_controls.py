@@ -51,16 +51,6 @@ def test_random_rows_differ_by_save_and_seed():
     assert len({tuple(rows) for rows in saves}) == 3
 
 
-@pytest.mark.parametrize("scheme", ["random", "round_robin"])
-def test_state_is_restored_after_a_restart(scheme):
-    first, second = make_tracker(scheme=scheme), make_tracker(scheme=scheme)
-    save(first)
-    state = first.state_dict()
-    expected = [save(first) for _ in range(3)]
-    second.load_state_dict(state)
-    assert [save(second) for _ in range(3)] == expected
-
-
 @pytest.mark.parametrize("scheme", ["random", "round_robin", "never"])
 def test_lookups_are_ignored(scheme):
     tracker, untouched = make_tracker(scheme=scheme), make_tracker(scheme=scheme)

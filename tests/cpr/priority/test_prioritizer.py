@@ -118,20 +118,6 @@ def test_tables_of_ordinary_optimizers_are_saved_whole(world_of_one):
         assert set(moved) <= set(chosen[found.name].tolist()), found.name
 
 
-def test_failed_save_keeps_priorities(model):
-    with make(model) as prioritizer:
-        prioritizer.forget_all()
-        train(model, 0)
-        first = prioritizer.rows_to_save()
-        prioritizer.take_back()
-        again = prioritizer.rows_to_save()
-        assert all(torch.equal(first[name], again[name]) for name in first)
-        prioritizer.confirm()
-        after = prioritizer.rows_to_save()
-        for name in first.keys() - WHOLE:
-            assert not set(after[name].tolist()) & set(first[name].tolist()), name
-
-
 def test_forgotten_rows_are_not_saved(model):
     with make(model) as prioritizer:
         prioritizer.forget_all()
@@ -231,24 +217,6 @@ def test_worker_that_dies_at_the_start_of_a_full_save_leaves_invalid_trackers(mo
         monkeypatch.undo()
     with make(model, allocate=allocate) as second:
         assert not second.is_complete
-
-
-def test_another_sharding_plan_starts_with_a_full_save(model):
-    with make(model) as prioritizer:
-        prioritizer.forget_all()
-        train(model, 0)
-    other = shard({**LAYOUT, "a": "rw", "c": "cw"}, bags=bags(**ROWS))
-    with make(other) as prioritizer:
-        assert not prioritizer.is_complete
-        prioritizer.begin_full_save()
-        prioritizer.confirm()
-        with make(model) as reference:
-            reference.forget_all()
-            train(other, 1)
-            train(model, 1)
-            expected, found = reference.rows_to_save(), prioritizer.rows_to_save()
-    assert torch.equal(found["bags.embedding_bags.a/r0-c0"], expected["bags.embedding_bags.a/r0-c0"])
-    assert torch.equal(found["bags.embedding_bags.c/r0-c4"], expected["bags.embedding_bags.c/r0-c0"])
 
 
 @pytest.mark.parametrize("scheme", ["ssu", "random", "round_robin"])

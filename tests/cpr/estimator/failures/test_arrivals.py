@@ -125,9 +125,9 @@ def test_group_failures_take_several_nodes():
     ("values", "says"),
     [
         ({"distribution": "normal"}, "choose one of exponential, gamma, weibull, recorded"),
-        ({"scope": "rack"}, "'job' or of each 'node'"),
+        ({"scope": "rack"}, "scope is 'rack'; choose one of job, node"),
         ({"distribution": "gamma", "shape": 0.0}, "shape is 0; it must be from 0.1 to 100"),
-        ({"distribution": "gamma", "shape": math.nan}, "shape is nan"),
+        ({"distribution": "gamma", "shape": math.nan}, "shape must be finite, not nan"),
         ({"distribution": "recorded"}, "give both or neither"),
         ({"recorded_s": (1.0,)}, "give both or neither"),
         ({"distribution": "recorded", "recorded_s": (1.0, 0.0)}, "must be positive"),

@@ -161,7 +161,7 @@ def test_unfinished_runs_are_counted():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"recovery": "none"}, "choose 'full' or 'partial'"),
+        ({"recovery": "none"}, "choose one of full, partial"),
         ({"interval_s": 0.0}, "impossible"),
         ({"interval_s": 1001 * HOUR}, "not longer than the job"),
         ({"job": replace(CALM, O_save=7200, blocked_save=1)}, "storage cannot take them"),
