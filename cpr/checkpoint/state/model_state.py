@@ -126,7 +126,11 @@ class ModelState:
                 )
         wanted = set(self._common) - self._optional if names is None else set(names)
         if missing := sorted(wanted - set(common["registered"])):
-            raise MismatchError(f"{missing[0]!r} is registered, but was not when this was saved")
+            raise MismatchError(
+                f"{missing[0]!r} is registered, but was not when this was saved. What to do: resume with the "
+                "program and the restarts of the launcher with which it was saved, or start a new run from its "
+                "model (warm start)"
+            )
 
     @contextmanager
     def unchanged_on_failure(self) -> Iterator[None]:
