@@ -128,8 +128,7 @@ class ModelState:
         if missing := sorted(wanted - set(common["registered"])):
             raise MismatchError(
                 f"{missing[0]!r} is registered, but was not when this was saved. What to do: resume with the "
-                "program and launcher options with which it was saved, or start a new run from its model (warm "
-                "start)"
+                "program and launcher options with which it was saved, or warm-start a new run"
             )
 
     @contextmanager
