@@ -22,16 +22,15 @@ from dlrm.comm.collectives import (
 )
 from dlrm.comm.collectives.process_groups import Nodes, make_nodes
 from dlrm.comm.compression.compressors import Compressor, MSTopK, RandomK, Threshold, TopK
-from dlrm.comm.compression.wire_codecs import Half, Plain, WireCodec, WireInt8
+from dlrm.comm.compression.wire_codecs import Cast, WireCodec, WireInt8
 from dlrm.comm.config import EXCHANGES, PLAIN, TRIED_CODECS, CommConfig
 from dlrm.comm.controllers import Controller, Fixed, GraVAC, Pareto, SumOverRanks, num_kept_of
 from dlrm.comm.exchange import Exchange
-from dlrm.comm.feedback.error_feedback import ErrorFeedback
 
 CODECS: Final[dict[str, WireCodec]] = {
-    "fp32": Plain(),
-    "bf16": Half(torch.bfloat16),
-    "fp16": Half(torch.float16),
+    "fp32": Cast(torch.float32),
+    "bf16": Cast(torch.bfloat16),
+    "fp16": Cast(torch.float16),
     "int8": WireInt8(),
 }
 IN_LEVELS: Final = ("two_level", "hi_topk")
@@ -67,8 +66,6 @@ def build_exchange(
     collective = make.plain_ring() if is_auto or config.exchange == "dense" else make(config.exchange)
     if config.exchange in IN_LEVELS and dist.get_rank(group) == 0:
         _warn_of_one_node(config.exchange, make.nodes)
-    # even a lossless ring may have to send the residuals of a resumed run; `dense` refuses them
-    num_kept = 0 if config.exchange == "dense" else num_values
     tuner = None
     if is_tuned:
         tuner = ExchangeTuner(_candidates(config, make, compressor, num_values), device, group)
@@ -76,12 +73,13 @@ def build_exchange(
         num_values,
         collective,
         compressor,
-        ErrorFeedback(num_kept, device, keeps=config.error_feedback and num_kept > 0),
         _controller(config, device, group),
         dense=make("ring"),
         device=device,
         group=group,
         tuner=tuner,
+        # even a lossless ring may have to send the residuals of a resumed run; `dense` refuses them
+        keeps_residual=config.error_feedback and config.exchange != "dense",
     )
 
 

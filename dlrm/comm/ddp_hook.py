@@ -31,7 +31,7 @@ from dlrm.comm.exchange import Exchange
 from dlrm.comm.feedback.residual import LostResiduals
 from dlrm.comm.feedback.step_check import StepCheck
 from dlrm.comm.links import finish
-from dlrm.comm.stats.figures import ExchangeFigures
+from dlrm.comm.stats import ExchangeFigures
 
 
 def register(model: DistributedDataParallel, config: CommConfig, *, mean: bool = True) -> "GradientHook":

@@ -1,7 +1,7 @@
 """The exchange of a step: sums all ranks' dense gradients, in as few bytes as its parts allow.
 
     preflight(...)                                ranks verify that all are about to do the same, or all raise
-    vector    = feedback.add(gradient)            the gradient plus the residual of earlier steps
+    vector    = residual.add(gradient)            the gradient plus the residual of earlier steps
     selection = controller.choose(vector, ...)    how much of that is sent now
     total     = collective.reduce(vector, ...)    the sum over ranks; the rest stays as the residual
 
@@ -24,10 +24,8 @@ from dlrm.comm.compression.compressors import Compressor
 from dlrm.comm.consistency.error_flags import NUM_FLAGS, ErrorFlags
 from dlrm.comm.consistency.preflight import Intent, check_same_state, run_preflight
 from dlrm.comm.controllers import Controller, ValueSelection
-from dlrm.comm.feedback.error_feedback import ErrorFeedback
 from dlrm.comm.feedback.residual import LostResiduals, Residual, find_lost
-from dlrm.comm.stats.figures import ExchangeFigures, Tally
-from dlrm.comm.stats.timer import DeviceTimer
+from dlrm.comm.stats import ExchangeFigures, Tally
 
 ENERGY_STEPS: Final = 100
 """Steps between measurements of all ranks' residuals, by which later losses are weighed."""
@@ -40,10 +38,10 @@ class Exchange:
         num_values: of the gradient, `d`.
         collective: sums what is selected.
         compressor: selects, where the collective is sparse.
-        feedback: the residual of `d` values, on `device`.
         controller: decides how much is sent.
         dense: collective for steps in which all values are sent.
         tuner: chooses the collective before each exchange; None: it stays.
+        keeps_residual: whether values that were not sent are added to the next gradient.
     """
 
     def __init__(
@@ -51,23 +49,23 @@ class Exchange:
         num_values: int,
         collective: Collective,
         compressor: Compressor,
-        feedback: ErrorFeedback,
         controller: Controller,
         *,
         dense: Collective,
         device: torch.device,
         group: dist.ProcessGroup | None = None,
         tuner: ExchangeTuner | None = None,
+        keeps_residual: bool = True,
     ) -> None:
         self.num_values = num_values
         self.collective = self._first = collective
-        self._compressor, self._feedback, self._controller = compressor, feedback, controller
+        self._compressor, self._controller = compressor, controller
         self._dense = dense
         self._device, self._group, self._tuner = device, group, tuner
         self._num_ranks = dist.get_world_size(group)
         rank = dist.get_rank(group)
         self._error_flags = ErrorFlags(rank, device.type == "cuda")
-        self.residual = Residual(feedback, compressor, rank, self._num_ranks)
+        self.residual = Residual(num_values, device, compressor, rank, self._num_ranks, keeps=keeps_residual)
         """This rank's residual, a state of its own."""
         self.steps_done = 0
         """Number of exchanges, those before the loaded state included."""
@@ -75,8 +73,7 @@ class Exchange:
         """Residuals that were lost in failures, oldest first; the same on all ranks."""
         self._owners = 0  # ranks that had residuals in the loaded state
         self._energies: list[float] = []
-        self._timer = DeviceTimer(device)
-        self._tally = Tally()
+        self._tally = Tally(device)
 
     @property
     def is_tuned(self) -> bool:
@@ -125,7 +122,7 @@ class Exchange:
         gradient = flat[: self.num_values]
         if self._tuner is not None:
             self.collective = self._tuner.choose(gradient) or self.collective
-        self._timer.start()
+        self._tally.start()
         if _leaves_no_residual(self.collective) and not self.residual.is_pending:
             self._sum_in_place(flat, num_scalars, mean, problem)
             total, scalars = gradient, flat[self.num_values : -NUM_FLAGS]
@@ -136,7 +133,7 @@ class Exchange:
                 scalars = scalars / self._num_ranks
             total = self._send(gradient)
         self.steps_done += 1
-        self._timer.stop()
+        self._tally.stop()
         return total, scalars
 
     def observe(self, seconds: float) -> None:
@@ -151,7 +148,7 @@ class Exchange:
         if _is_controlled(self.collective):
             self._controller.observe(seconds)
         self._tally.step(seconds)
-        exchange_s = self._take_seconds()
+        exchange_s = self._tally.take_seconds()
         self._error_flags.read_late()
         if self._tuner is not None:
             self._tuner.observe(seconds, exchange_s)
@@ -169,7 +166,6 @@ class Exchange:
 
     def take_figures(self) -> ExchangeFigures | None:
         """Return the figures since the last call; None if there was no exchange. Waits for the device."""
-        self._take_seconds()
         energy = sum(self._energies) if self._energies else None
         return self._tally.take(self.collective.name, energy)
 
@@ -261,7 +257,7 @@ class Exchange:
     def _send(self, gradient: Tensor) -> Tensor:
         """Sum over ranks what each of them selects of gradient and residual; the rest is the new residual."""
         collective, has_residual = self.collective, self.residual.is_pending
-        vector = self._feedback.add(gradient) if has_residual else gradient
+        vector = self.residual.add(gradient) if has_residual else gradient
         selection = ValueSelection(self.num_values)
         if _is_controlled(collective):
             selection = self._controller.choose(vector, self._compressor)
@@ -273,12 +269,12 @@ class Exchange:
             total = gradient
         else:
             if not has_residual:
-                vector = self._feedback.add(gradient)
+                vector = self.residual.add(gradient)
             shares: list[float] = []
             total = collective.reduce(vector, self._select(vector, selection, shares))
             if shares and not self._compressor.is_exact:
                 num_kept = round(shares[0] * self.num_values)
-        self.residual.is_pending = self._feedback.keeps and not _leaves_no_residual(collective)
+        self.residual.is_pending = self.residual.keeps and not _leaves_no_residual(collective)
         self._record(collective, num_kept)
         return total
 
@@ -299,7 +295,7 @@ class Exchange:
         """All state that decides which messages are sent, besides gradients: equal where ranks agree."""
         kinds = [type(each).__name__ for each in (self._compressor, self._controller)]
         state = self.collective.state_dict() if hasattr(self.collective, "state_dict") else None
-        keeps, position = self._feedback.keeps, self._controller.position
+        keeps, position = self.residual.keeps, self._controller.position
         return repr((self.collective.name, state, kinds, keeps, position))
 
     def _problem_of(self, gradient: Tensor) -> ValueError | None:
@@ -310,11 +306,6 @@ class Exchange:
             f"exchange is for fp32 of {self.num_values:,} in one vector: make it for the parameters that are "
             "trained"
         )
-
-    def _take_seconds(self) -> float:
-        seconds = self._timer.take()
-        self._tally.waited(seconds)
-        return seconds
 
     def _record(self, collective: Collective, num_kept: int) -> None:
         sent_bytes = collective.sent_bytes(self.num_values, num_kept)

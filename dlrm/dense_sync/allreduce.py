@@ -15,7 +15,7 @@ from dlrm.comm.build import build_exchange
 from dlrm.comm.config import CommConfig
 from dlrm.comm.consistency.parameter_check import check_alike
 from dlrm.comm.feedback.residual import LostResiduals, Residual
-from dlrm.comm.stats.figures import ExchangeFigures
+from dlrm.comm.stats import ExchangeFigures
 from dlrm.dense_sync.base import EXCHANGE, DenseSync
 
 
@@ -40,8 +40,9 @@ class AllReduceSync(DenseSync):
         self._sizes = [parameter.numel() for parameter in self._parameters]
         device = self._parameters[0].device
         self._num_scalars = num_scalars
-        self._exchange = build_exchange(comm or CommConfig(), sum(self._sizes), device)
-        self._flat = self._exchange.make_buffer(num_scalars)
+        self.exchange = build_exchange(comm or CommConfig(), sum(self._sizes), device)
+        """Averages the gradients."""
+        self._flat = self.exchange.make_buffer(num_scalars)
         used = sum(self._sizes) + num_scalars
         *pieces, self._scalars = torch.split(self._flat[:used], [*self._sizes, num_scalars])
         self._gradients = self._shaped(pieces)
@@ -49,33 +50,23 @@ class AllReduceSync(DenseSync):
     @property
     def own(self) -> Residual | None:
         """See `DenseSync.own`: this rank's residual and its compressor's random draws."""
-        return self._exchange.residual if self._exchange.residual.needs_saving else None
+        return self.exchange.residual if self.exchange.residual.needs_saving else None
 
     @property
     def losses(self) -> Sequence[LostResiduals]:
         """See `DenseSync.losses`."""
-        return self._exchange.losses
-
-    @property
-    def chosen(self) -> str | None:
-        """Name of the collective that comm.exchange=auto has chosen; None: not yet."""
-        return self._exchange.chosen
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether comm.exchange=auto has finished its trials."""
-        return self._exchange.is_settled
+        return self.exchange.losses
 
     def average(self, scalars: Tensor) -> Tensor:
         """Replace each parameter's gradient by its mean over all ranks; see `DenseSync.average`."""
-        if dist.get_world_size() == 1 and not self._exchange.residual.is_pending:
+        if dist.get_world_size() == 1 and not self.exchange.residual.is_pending:
             return scalars
         gradients = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for parameter in self._parameters
         ]
         torch._foreach_copy_([*self._gradients, self._scalars], [*gradients, scalars])
-        mean, scalars = self._exchange.combine(self._flat, num_scalars=self._num_scalars, mean=True)
+        mean, scalars = self.exchange.combine(self._flat, num_scalars=self._num_scalars, mean=True)
         means = self._gradients
         if mean.data_ptr() != self._flat.data_ptr():  # lossy collectives return another buffer
             means = self._shaped(torch.split(mean, self._sizes))
@@ -85,24 +76,24 @@ class AllReduceSync(DenseSync):
 
     def updated(self, seconds: float) -> None:
         """See `DenseSync.updated`."""
-        self._exchange.observe(seconds)
+        self.exchange.observe(seconds)
 
     def take_figures(self) -> ExchangeFigures | None:
         """See `DenseSync.take_figures`."""
-        return self._exchange.take_figures()
+        return self.exchange.take_figures()
 
     def settle(self) -> LostResiduals | None:
         """See `DenseSync.settle`."""
-        return self._exchange.settle()
+        return self.exchange.settle()
 
     def state_dict(self) -> dict[str, Any]:
         """See `DenseSync.state_dict`."""
-        return {EXCHANGE: self._exchange.state_dict()}
+        return {EXCHANGE: self.exchange.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], steps_done: int) -> None:
         """See `DenseSync.load_state_dict`."""
         if EXCHANGE in state:
-            self._exchange.load_state_dict(state[EXCHANGE])
+            self.exchange.load_state_dict(state[EXCHANGE])
 
     def _shaped(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         return [piece.view_as(parameter) for piece, parameter in zip(pieces, self._parameters, strict=True)]

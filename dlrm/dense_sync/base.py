@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cpr.checkpoint.state.model_state import Heir, Stateful
 from dlrm.comm.feedback.residual import LostResiduals
-from dlrm.comm.stats.figures import ExchangeFigures
+from dlrm.comm.stats import ExchangeFigures
 
 EXCHANGE: Final = "exchange"
 """Key of an exchange's state in `DenseSync.state_dict`."""

@@ -1,9 +1,10 @@
 """Replicas whose gradients are averaged in slices, in the background of the next forward pass (P3)."""
 
+import torch
 from torch import Tensor, nn
 
 from dlrm.comm.p3.scheduler import PriorityExchange
-from dlrm.comm.stats.figures import ExchangeFigures, Tally
+from dlrm.comm.stats import ExchangeFigures, Tally
 from dlrm.dense_sync.base import DenseSync, mean_over_ranks, ring_bytes
 from dlrm.optim.build import Optimizers
 
@@ -25,7 +26,7 @@ class P3Sync(DenseSync):
             parameter.numel() for group in optimizers.dense.param_groups for parameter in group["params"]
         )
         self._waited_s = 0.0
-        self._tally = Tally()
+        self._tally = Tally(torch.device("cpu"))  # which times nothing itself
         optimizers.step_dense = self._exchange.step
 
     def average(self, scalars: Tensor) -> Tensor:

@@ -10,8 +10,7 @@ from torch.optim import Optimizer
 
 from dlrm.comm.controllers import SelSync, SumOverRanks, averaged_state
 from dlrm.comm.feedback.residual import LostResiduals
-from dlrm.comm.stats.figures import ExchangeFigures, Tally
-from dlrm.comm.stats.timer import DeviceTimer
+from dlrm.comm.stats import ExchangeFigures, Tally
 from dlrm.dense_sync.base import DenseSync, ring_bytes
 
 
@@ -40,7 +39,7 @@ class SelectiveSync(DenseSync):
         self._save_every_steps = save_every_steps
         device = self._parameters[0].device
         self._sync = SelSync(agree=SumOverRanks(device), delta=change)
-        self._timer, self._tally = DeviceTimer(device), Tally()
+        self._tally = Tally(device)
         self._is_due = False
         self._was_apart = False
         self._steps_done = 0  # of the run, steps with another synchronization included
@@ -52,7 +51,7 @@ class SelectiveSync(DenseSync):
 
     def average(self, scalars: Tensor) -> Tensor:
         """Average the scalars, and agree in the same sum on whether parameters are averaged as well."""
-        self._timer.start()
+        self._tally.start()
         gradients = []
         for parameter in self._parameters:
             if parameter.grad is None:  # optimizers create state when they see a gradient, on all ranks alike
@@ -60,7 +59,7 @@ class SelectiveSync(DenseSync):
             gradients.append(parameter.grad)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         self._is_due, sums = self._sync.should_sync(norm, scalars)
-        self._timer.stop()
+        self._tally.stop()
         return sums / dist.get_world_size()
 
     def updated(self, seconds: float) -> None:
@@ -70,9 +69,9 @@ class SelectiveSync(DenseSync):
         is_saved = self._save_every_steps > 0 and self._steps_done % self._save_every_steps == 0
         num_values = 0
         if self._is_due or is_saved:
-            self._timer.start()
+            self._tally.start()
             num_values = self._average()
-            self._timer.stop()
+            self._tally.stop()
         self._tally.exchange(int(num_values > 0), 1, ring_bytes(num_values + 1))  # 1 for the flag
 
     def join(self) -> None:
@@ -82,7 +81,6 @@ class SelectiveSync(DenseSync):
 
     def take_figures(self) -> ExchangeFigures | None:
         """See `DenseSync.take_figures`; the kept share is that of steps in which ranks averaged."""
-        self._tally.waited(self._timer.take())
         return self._tally.take("SelSync")
 
     def settle(self) -> LostResiduals | None:

@@ -17,7 +17,7 @@ import torch
 from cpr.estimator.history import SaveCost
 from cpr.recovery.run.report import Recovery
 from dlrm.comm.feedback.residual import LostResiduals
-from dlrm.comm.stats.figures import ExchangeFigures
+from dlrm.comm.stats import ExchangeFigures
 from dlrm.launch.files import write_json
 from dlrm.metrics import ChanceWatch, MetricValues, RunningAuc
 from dlrm.telemetry.folder import circumstances

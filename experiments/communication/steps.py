@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dlrm.comm.autotune import tuner as automatic
-from dlrm.comm.stats.figures import ExchangeFigures
+from dlrm.comm.stats import ExchangeFigures
 from dlrm.launch.device import Ranks
 from experiments.communication.contenders import AUTO, BASELINE, CHOSEN, CONTENDERS, is_comparable, still_in
 from experiments.communication.models import MODELS, DensePart, Samples, num_dense, samples
@@ -55,11 +55,11 @@ class StepTimer:
         assert way.replicas is not None, "auto is an exchange of this project"
         steps = 0
         with _captured_log() as lines:
-            while not way.replicas.is_settled:  # the same on all ranks in every step
+            while not way.replicas.exchange.is_settled:  # the same on all ranks in every step
                 way.step(next(self._samples))
                 steps += 1
-        assert way.replicas.chosen is not None, "auto has settled"
-        self._chosen = CHOSEN[way.replicas.chosen]
+        assert way.replicas.exchange.chosen is not None, "auto has settled"
+        self._chosen = CHOSEN[way.replicas.exchange.chosen]
         del way
         gc.collect()  # its trials hold reference cycles, and may be as large as the model
         return {"chosen": self._chosen, "plan": "\n".join(lines), "settled_at_step": steps}

@@ -17,7 +17,7 @@ from dlrm.comm.collectives.point_to_point import (
     send_and_receive,
     split_evenly,
 )
-from dlrm.comm.compression.wire_codecs import Packing, WireCodec
+from dlrm.comm.compression.wire_codecs import WireCodec
 from dlrm.comm.links import Links
 
 
@@ -31,9 +31,9 @@ class _DenseSum(Collective):
         self, codec: WireCodec, group: dist.ProcessGroup | None = None, buffers: Buffers | None = None
     ) -> None:
         super().__init__(group, buffers)
-        self._packing = Packing(codec)
+        self._codec = codec
         self.name = f"{self.shape} {codec.name}"
-        self.is_lossless = self._packing.is_lossless
+        self.is_lossless = self._codec.is_lossless
 
 
 class Ring(_DenseSum):
@@ -61,7 +61,7 @@ class Ring(_DenseSum):
     def _slice_bytes(self, num_values: int) -> list[int]:
         """Lengths of the messages of all ranks' slices."""
         bounds = split_evenly(num_values, self.num_ranks)
-        return [self._packing.num_bytes(each.stop - each.start) for each in bounds]
+        return [self._codec.num_bytes(each.stop - each.start) for each in bounds]
 
     def _sum_in_place(self, vector: Tensor) -> None:
         dist.all_reduce(vector, group=self.group)
@@ -72,22 +72,22 @@ class Ring(_DenseSum):
         encoded = self.buffers.take_messages("ring.sums", sizes, vector.device)
         own = vector[bounds[self.rank]]
         self._sum_own_slice([vector[each] for each in bounds], encoded, own)
-        self._packing.pack(own, encoded[self.rank])
+        self._codec.pack(own, encoded[self.rank])
         all_gather_in_place(encoded, self.group)
         for each, message in zip(bounds, encoded, strict=True):
-            self._packing.unpack(message, total[each])
+            self._codec.unpack(message, total[each])
 
     def _sum_own_slice(self, pieces: list[Tensor], outgoing: list[Tensor], own: Tensor) -> None:
         """Send each rank its slice in `outgoing`, and add the others' messages to this rank's slice."""
         peers = peers_after(self.rank, self.num_ranks)
         for peer in peers:
-            self._packing.pack(pieces[peer], outgoing[peer])
-        sizes = [self._packing.num_bytes(own.numel())] * len(peers)
+            self._codec.pack(pieces[peer], outgoing[peer])
+        sizes = [self._codec.num_bytes(own.numel())] * len(peers)
         received = self.buffers.take_messages("ring.received", sizes, own.device)
         incoming = dict(zip(peers, received, strict=True))
         send_and_receive({peer: outgoing[peer] for peer in peers}, incoming, self.group)
         for peer in sorted(incoming):  # in the order of ranks, so that runs can be repeated bit for bit
-            self._packing.add(incoming[peer], own)
+            self._codec.add(incoming[peer], own)
 
 
 class Tree(_DenseSum):
@@ -111,11 +111,11 @@ class Tree(_DenseSum):
 
     def sent_bytes(self, num_values: int, num_kept: int) -> float:
         """See `Collective.sent_bytes`."""
-        return 2 * (self.num_ranks - 1) / self.num_ranks * self._packing.num_bytes(num_values)
+        return 2 * (self.num_ranks - 1) / self.num_ranks * self._codec.num_bytes(num_values)
 
     def predict_s(self, links: Links, num_values: int, num_kept: int) -> float:
         """See `Collective.predict_s`; hops inside nodes come first and last."""
-        num_bytes = self._packing.num_bytes(num_values)
+        num_bytes = self._codec.num_bytes(num_values)
         return sum(
             cost.tree_s(link.latency_s, link.s_per_byte, num_ranks, num_bytes)
             for link, num_ranks in ((links.inside, links.ranks_per_node), (links.between, links.num_nodes))
@@ -129,14 +129,14 @@ class Tree(_DenseSum):
         self._broadcast_sum(vector)
 
     def _reduce_into(self, total: Tensor, vector: Tensor, select: Select) -> None:
-        num_bytes = self._packing.num_bytes(vector.numel())
+        num_bytes = self._codec.num_bytes(vector.numel())
         data = self.buffers.take("tree.data", num_bytes, torch.uint8, vector.device)
         for child in self._children:
             send_and_receive({}, {child: data}, self.group)
-            self._packing.add(data, vector)
-        self._packing.pack(vector, data)
+            self._codec.add(data, vector)
+        self._codec.pack(vector, data)
         self._broadcast_sum(data)
-        self._packing.unpack(data, total)
+        self._codec.unpack(data, total)
 
     def _broadcast_sum(self, tensor: Tensor) -> None:
         """Send the branch's sum to the parent, replace it by the sum of all, and pass that on."""

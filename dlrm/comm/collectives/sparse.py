@@ -9,7 +9,7 @@ from torch import Tensor
 from dlrm.comm import cost
 from dlrm.comm.collectives.collective import Buffers, Collective, Select
 from dlrm.comm.collectives.point_to_point import all_gather_in_place
-from dlrm.comm.compression.wire_codecs import Packing, WireCodec
+from dlrm.comm.compression.wire_codecs import WireCodec
 from dlrm.comm.links import Links
 
 INDEX_BYTES: Final = torch.int32.itemsize
@@ -35,7 +35,7 @@ class SparseAllGather(Collective):
         buffers: Buffers | None = None,
     ) -> None:
         super().__init__(group, buffers)
-        self._packing = Packing(codec)
+        self._codec = codec
         self._exact = exact
         self.name = f"sparse all-gather {codec.name}"
 
@@ -53,7 +53,7 @@ class SparseAllGather(Collective):
 
     def _piece_bytes(self, num_kept: int) -> int:
         """Length of a message of indices, followed by their values."""
-        return num_kept * INDEX_BYTES + self._packing.num_bytes(num_kept)
+        return num_kept * INDEX_BYTES + self._codec.num_bytes(num_kept)
 
     def _reduce_into(self, total: Tensor, vector: Tensor, select: Select) -> None:
         check_length(vector)
@@ -67,7 +67,7 @@ class SparseAllGather(Collective):
         values = self.buffers.take("sparse.values", max(lengths), torch.float32, vector.device)
         # added in the order of ranks, own values included, so that all ranks round alike
         for piece, length in zip(pieces, lengths, strict=True):
-            self._packing.unpack(piece[INDEX_BYTES * length :], values[:length])
+            self._codec.unpack(piece[INDEX_BYTES * length :], values[:length])
             total.index_add_(0, piece[: INDEX_BYTES * length].view(torch.int32), values[:length])
 
     def _fill(self, piece: Tensor, vector: Tensor, indices: Tensor) -> None:
@@ -76,7 +76,7 @@ class SparseAllGather(Collective):
         piece[: INDEX_BYTES * length].view(torch.int32).copy_(indices)
         values = self.buffers.take("sparse.values", length, torch.float32, vector.device)
         torch.index_select(vector, 0, indices, out=values)
-        self._packing.pack(values, piece[INDEX_BYTES * length :])
+        self._codec.pack(values, piece[INDEX_BYTES * length :])
         vector.index_copy_(0, indices, values)
 
 

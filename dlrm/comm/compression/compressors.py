@@ -4,6 +4,7 @@ Error feedback decides what happens to the other values (`dlrm.comm.feedback.err
 select NaN and infinity first, so that a failure of one rank reaches all ranks.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from dlrm.comm.compression.topk import bound_below, largest, suggested_bound
 
 
-class Compressor:
+class Compressor(ABC):
     """A way to select values of a vector."""
 
     is_exact = True
@@ -29,7 +30,21 @@ class Compressor:
         Raises:
             ValueError: the vector is not an fp32 vector, or `num_kept` is negative.
         """
-        raise NotImplementedError
+        if vector.dim() != 1 or vector.dtype is not torch.float32:
+            raise ValueError(
+                f"a compressor takes an fp32 vector, not {vector.dtype} of shape {list(vector.shape)}: flatten "
+                "the gradients into one, in fp32"
+            )
+        if num_kept < 0:
+            raise ValueError(f"{num_kept} values cannot be kept: ask for 0 or more")
+        num_selected = min(num_kept, vector.numel())
+        if num_selected == 0 or (self.is_exact and num_selected == vector.numel()):
+            return torch.arange(num_selected, device=vector.device)
+        return self._select(vector, num_selected)
+
+    @abstractmethod
+    def _select(self, vector: Tensor, num_kept: int) -> Tensor:
+        """`select` of at least one value, and of fewer than all if `is_exact`."""
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, on which later selections depend besides the vectors."""
@@ -42,10 +57,7 @@ class Compressor:
 class TopK(Compressor):
     """Selects the largest magnitudes by `torch.topk`, in no order."""
 
-    def select(self, vector: Tensor, num_kept: int) -> Tensor:
-        """See `Compressor.select`."""
-        if num_kept >= _size(vector, num_kept):
-            return _all(vector)
+    def _select(self, vector: Tensor, num_kept: int) -> Tensor:
         return vector.abs().topk(num_kept, sorted=False).indices
 
 
@@ -58,12 +70,7 @@ class MSTopK(Compressor):
     (`dlrm.comm.compression.topk`). Indices ascend; of equal magnitudes the first are selected.
     """
 
-    def select(self, vector: Tensor, num_kept: int) -> Tensor:
-        """See `Compressor.select`."""
-        if num_kept >= _size(vector, num_kept):
-            return _all(vector)
-        if num_kept == 0:
-            return _all(vector[:0])
+    def _select(self, vector: Tensor, num_kept: int) -> Tensor:
         bound = suggested_bound(vector, num_kept)
         found = largest(vector, num_kept, bound)
         num_missing = num_kept - found.numel()
@@ -87,10 +94,7 @@ class Threshold(Compressor):
     def __init__(self, value: float) -> None:
         self._bound = bound_below(value)
 
-    def select(self, vector: Tensor, num_kept: int) -> Tensor:
-        """See `Compressor.select`."""
-        if min(num_kept, _size(vector, num_kept)) == 0:
-            return _all(vector[:0])
+    def _select(self, vector: Tensor, num_kept: int) -> Tensor:
         return largest(vector, num_kept, self._bound)
 
 
@@ -108,16 +112,14 @@ class RandomK(Compressor):
         # on the CPU whatever the vector's device: ranks draw the same on unequal machines
         self._generator = torch.Generator().manual_seed(seed)
 
-    def select(self, vector: Tensor, num_kept: int) -> Tensor:
-        """See `Compressor.select`."""
-        size = _size(vector, num_kept)
-        if num_kept >= size:
-            return _all(vector)
-        edges = torch.arange(num_kept + 1).mul_(size).div_(max(num_kept, 1), rounding_mode="floor")
+    def _select(self, vector: Tensor, num_kept: int) -> Tensor:
+        edges = torch.arange(num_kept + 1).mul_(vector.numel()).div_(num_kept, rounding_mode="floor")
         drawn = torch.rand(num_kept, dtype=torch.float64, generator=self._generator)
         chosen = (edges[:-1] + (drawn * edges.diff()).long()).to(vector.device)
-        if num_kept and not bool(vector.sum().isfinite()):
-            chosen = _put_first(_not_finite(vector), chosen)
+        if not bool(vector.sum().isfinite()):
+            first = vector.isfinite().logical_not_().nonzero().view(-1)
+            found = torch.cat([first, chosen[~torch.isin(chosen, first)]])
+            chosen = found[:num_kept].sort().values
         return chosen
 
     def state_dict(self) -> dict[str, Any]:
@@ -127,30 +129,3 @@ class RandomK(Compressor):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Compressor.load_state_dict`."""
         self._generator.set_state(state["generator"])
-
-
-def _size(vector: Tensor, num_kept: int) -> int:
-    """Check the arguments of `select` and return the vector's size."""
-    if vector.dim() != 1 or vector.dtype is not torch.float32:
-        raise ValueError(
-            f"a compressor takes an fp32 vector, not {vector.dtype} of shape {list(vector.shape)}: flatten "
-            "the gradients into one, in fp32"
-        )
-    if num_kept < 0:
-        raise ValueError(f"{num_kept} values cannot be kept: ask for 0 or more")
-    return vector.numel()
-
-
-def _not_finite(vector: Tensor) -> Tensor:
-    """Indices of NaN and infinity, ascending."""
-    return vector.isfinite().logical_not_().nonzero().view(-1)
-
-
-def _put_first(first: Tensor, others: Tensor) -> Tensor:
-    """Replace some indices of `others` by those of `first`, each once, and sort."""
-    found = torch.cat([first, others[~torch.isin(others, first)]])
-    return found[: others.numel()].sort().values
-
-
-def _all(vector: Tensor) -> Tensor:
-    return torch.arange(vector.numel(), device=vector.device)

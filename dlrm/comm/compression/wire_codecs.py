@@ -4,8 +4,9 @@ The length of a message depends only on the number of values, so that ranks know
 keeps the rounding error of what it sent (error feedback), so that no value is lost for good.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,25 +16,28 @@ BLOCK: Final = 1024
 SCALE_BYTES: Final = 4
 LEVELS: Final = 127
 """Levels of each sign in `WireInt8`."""
-HALVES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+NAMES: Final = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 LARGEST_FP32: Final = torch.finfo(torch.float32).max
 CHUNK: Final = 1 << 18
 """Values per chunk, a megabyte: they are still in the cache when their rounding error is computed."""
 
 
-class WireCodec(Protocol):
+class WireCodec(ABC):
     """A way to write fp32 values as bytes; the same values always give the same bytes."""
 
-    @property
-    def name(self) -> str:
-        """Name in logs and configurations."""
+    name: str
+    """Name in logs and configurations."""
+    is_lossless = False
 
+    @abstractmethod
     def num_bytes(self, num_values: int) -> int:
         """Length of the message of `num_values` values."""
 
+    @abstractmethod
     def encode(self, values: Tensor) -> Tensor:
         """Encode contiguous fp32 `[n]` as uint8 `[num_bytes(n)]`, which may share the memory of `values`."""
 
+    @abstractmethod
     def decode(self, data: Tensor, num_values: int) -> Tensor:
         """Decode a message to fp32 `[num_values]`, which may share its memory.
 
@@ -42,47 +46,62 @@ class WireCodec(Protocol):
             num_values: number of encoded values.
         """
 
+    def pack(self, values: Tensor, data: Tensor) -> None:
+        """Encode values, and replace them by their rounding errors (0 where that is not finite).
 
-class Plain:
-    """The identity: fp32 values as their own bytes, without a copy."""
+        Args:
+            values: fp32 `[n]`.
+            data: uint8 `[num_bytes(n)]`, overwritten; aligned for fp32.
+        """
+        for part, chunk in self._chunks(values, data):
+            encoded = self.encode(part)
+            chunk.copy_(encoded)
+            part.sub_(self.decode(encoded, part.numel()))
+            part.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
-    name = "fp32"
+    def unpack(self, data: Tensor, values: Tensor) -> None:
+        """Decode a packed message into `values`, fp32 `[n]`."""
+        for part, encoded in self._chunks(values, data):
+            part.copy_(self.decode(encoded, part.numel()))
 
-    def num_bytes(self, num_values: int) -> int:
-        """See `WireCodec.num_bytes`."""
-        return 4 * num_values
+    def add(self, data: Tensor, values: Tensor) -> None:
+        """Decode a packed message and add it to `values`, fp32 `[n]`."""
+        for part, encoded in self._chunks(values, data):
+            part.add_(self.decode(encoded, part.numel()))
 
-    def encode(self, values: Tensor) -> Tensor:
-        """See `WireCodec.encode`."""
-        return values.view(torch.uint8)
+    def _chunks(self, values: Tensor, data: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        begin = 0
+        for part in torch.split(values, CHUNK):
+            end = begin + self.num_bytes(part.numel())
+            yield part, data[begin:end]
+            begin = end
 
-    def decode(self, data: Tensor, num_values: int) -> Tensor:
-        """See `WireCodec.decode`."""
-        return _view(data, torch.float32)
 
-
-class Half:
-    """Two bytes a value, rounded to the nearest (ties to even).
+class Cast(WireCodec):
+    """Values in another type, rounded to the nearest (ties to even); in fp32, their own bytes without a copy.
 
     Finite values beyond the largest of the type (65,504 in fp16) are clipped to it, and error feedback sends
     the rest later. Infinities and NaN stay, so that every rank sees them. Other values change by at most
     2^-11 of themselves in fp16 (those below 2^-14 by up to 2^-25), and by 2^-8 in bf16.
 
     Args:
-        dtype: `torch.float16` or `torch.bfloat16`.
+        dtype: `torch.float32`, `torch.float16` or `torch.bfloat16`.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._largest = torch.finfo(dtype).max
-        self.name = HALVES[dtype]
+        self.name = NAMES[dtype]
+        self.is_lossless = dtype is torch.float32
 
     def num_bytes(self, num_values: int) -> int:
         """See `WireCodec.num_bytes`."""
-        return 2 * num_values
+        return self._dtype.itemsize * num_values
 
     def encode(self, values: Tensor) -> Tensor:
         """See `WireCodec.encode`."""
+        if self.is_lossless:
+            return values.view(torch.uint8)
         # clipping drops infinities and NaN; adding them back is several times as fast as torch.where
         not_finite = values.sub(values.clamp(-LARGEST_FP32, LARGEST_FP32))
         saturated = not_finite.add_(values.clamp(-self._largest, self._largest))
@@ -93,7 +112,7 @@ class Half:
         return _view(data, self._dtype).float()
 
 
-class WireInt8:
+class WireInt8(WireCodec):
     """A byte a value, and an fp32 scale for every block of 1,024 values, which comes first in the message.
 
     The scale is the block's largest magnitude / 127, and a value changes by half of that at most. A block of
@@ -123,50 +142,6 @@ class WireInt8:
         scales, levels = torch.split(data, [SCALE_BYTES * num_blocks, num_values])
         blocks = _blocks_of(levels.view(torch.int8))
         return blocks.mul_(_view(scales, torch.float32)[:, None]).view(-1)[:num_values]
-
-
-class Packing:
-    """Applies a codec to vectors of any length, chunk by chunk."""
-
-    def __init__(self, codec: WireCodec) -> None:
-        self._codec = codec
-        self.is_lossless: Final = isinstance(codec, Plain)
-
-    def num_bytes(self, num_values: int) -> int:
-        """Length of the message of `num_values` values."""
-        chunks, rest = divmod(num_values, CHUNK)
-        return chunks * self._codec.num_bytes(CHUNK) + self._codec.num_bytes(rest)
-
-    def pack(self, values: Tensor, data: Tensor) -> None:
-        """Encode values, and replace them by their rounding errors (0 where that is not finite).
-
-        Args:
-            values: fp32 `[n]`.
-            data: uint8 `[num_bytes(n)]`, overwritten; aligned for fp32.
-        """
-        for part, chunk in self._chunks(values, data):
-            encoded = self._codec.encode(part)
-            chunk.copy_(encoded)
-            part.sub_(self._codec.decode(encoded, part.numel()))
-            part.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-
-    def unpack(self, data: Tensor, values: Tensor) -> None:
-        """Decode the message `data` into `values`, fp32 `[n]`."""
-        for part, encoded in self._chunks(values, data):
-            part.copy_(self._codec.decode(encoded, part.numel()))
-
-    def add(self, data: Tensor, values: Tensor) -> None:
-        """Decode the message `data` and add it to `values`, fp32 `[n]`."""
-        for part, encoded in self._chunks(values, data):
-            part.add_(self._codec.decode(encoded, part.numel()))
-
-    def _chunks(self, values: Tensor, data: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        begin = 0
-        for first in range(0, values.numel(), CHUNK):
-            part = values[first : first + CHUNK]
-            end = begin + self._codec.num_bytes(part.numel())
-            yield part, data[begin:end]
-            begin = end
 
 
 def _num_blocks(num_values: int) -> int:

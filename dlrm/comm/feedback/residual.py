@@ -1,4 +1,9 @@
-"""A rank's residual as checkpointed state, which other ranks can inherit.
+"""Error feedback: a rank's residual of values that were not sent is added to its next gradient.
+
+An exchange asks for `vector = residual.add(gradient)`, sends a part of it and subtracts what it sent, in
+place. That vector is the residual itself, so that nothing is copied or lost: over any number of steps, sent
+values and the residual add up to the gradients, to rounding. Error feedback lets a few per cent of the
+gradient train as well as all of it (GraVAC, arXiv 2305.12201; AR-Topk, arXiv 2312.02493).
 
 Any rank that holds a residual adds it to its own gradient, and the sum over ranks is the same. With another
 number of ranks, residuals of missing ranks go to others. A residual is lost if its worker died with its
@@ -11,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from dlrm.comm.compression.compressors import Compressor
-from dlrm.comm.feedback.error_feedback import ErrorFeedback
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,39 +49,61 @@ class LostResiduals:
 
 
 class Residual:
-    """This rank's residual and its compressor's state, for checkpoints.
+    """This rank's residual, and its compressor's state, which checkpoints hold with it.
+
+    NaN and infinity stay in a residual until they are sent.
 
     Args:
-        feedback: of the exchange.
+        num_values: of the gradient.
         compressor: of the exchange.
         rank: in the exchange's group.
         num_ranks: of the exchange's group.
+        keeps: false: forget values that were not sent.
     """
 
-    def __init__(self, feedback: ErrorFeedback, compressor: Compressor, rank: int, num_ranks: int) -> None:
-        self._feedback, self._compressor = feedback, compressor
+    def __init__(
+        self,
+        num_values: int,
+        device: torch.device,
+        compressor: Compressor,
+        rank: int,
+        num_ranks: int,
+        *,
+        keeps: bool = True,
+    ) -> None:
+        self.keeps = keeps
+        self._values = torch.zeros(num_values if keeps else 0, device=device)
+        self._compressor = compressor
         self._rank, self._num_ranks = rank, num_ranks
         self.inherited: list[tuple[int, int]] = []
         """Number of ranks, and rank, of the residuals that were loaded here and are not settled yet."""
         self.is_pending = False
         """Whether any rank has a residual: the same on all ranks."""
 
+    def add(self, gradient: Tensor) -> Tensor:
+        """Add a gradient, fp32 `[num_values]`, and return the vector to send from.
+
+        The caller subtracts what it sends from that vector, in place; the next `add` overwrites it.
+        """
+        return self._values.add_(gradient) if self.keeps else gradient
+
     @property
     def needs_saving(self) -> bool:
         """Whether checkpoints must hold this state: residuals are kept, or the compressor has a state."""
-        return self._feedback.keeps or bool(self._compressor.state_dict())
+        return self.keeps or bool(self._compressor.state_dict())
 
     @property
     def energy(self) -> float:
         """Sum of the squares of the residual; waits for the device."""
-        return self._feedback.energy
+        # in fp64: the residual of a large model adds up more squares than fp32 can tell apart
+        return float(torch.linalg.vector_norm(self._values, dtype=torch.float64)) ** 2
 
     def state_dict(self) -> dict[str, Any]:
-        """The current residual, as live tensors, and the compressor's state."""
+        """The current residual, as a live tensor, and the compressor's state."""
         return {
             "rank": self._rank,
             "num_ranks": self._num_ranks,
-            "memory": self._feedback.state_dict() if self.is_pending else {},
+            "memory": {"residual": self._values} if self.is_pending else {},
             "compressor": {type(self._compressor).__name__: self._compressor.state_dict()},
         }
 
@@ -91,26 +118,33 @@ class Residual:
             states: of any ranks of the same model; empty: there is no residual.
 
         Raises:
-            ValueError: a state is of another model, or of a run with other error feedback.
+            ValueError: a state is of another model, or of a run with error feedback where this has none.
         """
         self.inherited, self.is_pending = [], False
-        for tensor in self._feedback.state_dict().values():  # live tensors: this clears the residual
-            tensor.zero_()
+        self._values.zero_()
         for state in states:
             place = (state["num_ranks"], state["rank"])
             if state["memory"]:
-                self._add(state["memory"])
+                self._values += self._checked(state["memory"]["residual"]).to(self._values.device)
                 self.inherited.append(place)
             mine = state["compressor"].get(type(self._compressor).__name__)
             # random draws continue only on the same rank of as many
             if place == (self._num_ranks, self._rank) and mine is not None:
                 self._compressor.load_state_dict(mine)
 
-    def _add(self, saved: Mapping[str, torch.Tensor]) -> None:
-        before = {name: tensor.clone() for name, tensor in self._feedback.state_dict().items()}
-        self._feedback.load_state_dict(saved)  # checks kind and shape
-        for name, tensor in self._feedback.state_dict().items():
-            tensor.add_(before[name])
+    def _checked(self, saved: Tensor) -> Tensor:
+        if not self.keeps:
+            raise ValueError(
+                "without error feedback the saved residual cannot be restored, and dropping it would lose "
+                "gradients. Resume with error feedback (with comm.exchange=ring, where it is dense now: that "
+                "sends the residuals), or start without the saved state"
+            )
+        if saved.shape != self._values.shape:
+            raise ValueError(
+                f"the saved residual has the shape {list(saved.shape)} and the gradient "
+                f"{list(self._values.shape)}: another model was saved. Load a checkpoint of this one"
+            )
+        return saved
 
 
 def find_lost(

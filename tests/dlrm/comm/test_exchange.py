@@ -6,15 +6,13 @@ import torch
 from dlrm.comm.build import build_exchange
 from dlrm.comm.collectives import Ring
 from dlrm.comm.compression.compressors import TopK
-from dlrm.comm.compression.wire_codecs import Plain
+from dlrm.comm.compression.wire_codecs import Cast
 from dlrm.comm.config import CONTROLLERS, EXCHANGES, PLAIN, CommConfig
 from dlrm.comm.controllers import Fixed
 from dlrm.comm.exchange import Exchange
-from dlrm.comm.feedback.error_feedback import ErrorFeedback
 from tests.system.comm.common import sum_of
 
 CPU = torch.device("cpu")
-FORGETFUL = ErrorFeedback(4, CPU, keeps=False)
 SUMMING = [name for name in EXCHANGES if name not in PLAIN or name == "dense"]
 
 
@@ -107,9 +105,8 @@ def test_a_failed_rank_gives_the_tuner_zeros_of_the_right_length(world_of_one):
         def choose(self, gradient):
             shapes.append(gradient.shape)
 
-    exchange = Exchange(
-        4, Ring(Plain()), TopK(), FORGETFUL, Fixed(0.5), dense=Ring(Plain()), device=CPU, tuner=Timing()
-    )
+    ring = Ring(Cast(torch.float32))
+    exchange = Exchange(4, ring, TopK(), Fixed(0.5), dense=ring, device=CPU, tuner=Timing())
     for wrong in (torch.ones(3), torch.ones(5)):
         with pytest.raises(ValueError, match="this exchange is for fp32 of 4"):
             sum_of(exchange, wrong)
@@ -135,7 +132,8 @@ def test_a_controller_that_is_not_used_observes_nothing(world_of_one):
             self.seconds += (seconds,)
 
     controller = Told(0.5)
-    made = Exchange(4, Ring(Plain()), TopK(), FORGETFUL, controller, dense=Ring(Plain()), device=CPU)
+    ring = Ring(Cast(torch.float32))
+    made = Exchange(4, ring, TopK(), controller, dense=ring, device=CPU)
     sum_of(made, torch.ones(4))
     made.observe(1.0)
     assert controller.seconds == ()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dlrm.comm.feedback.residual import LostResiduals
-from dlrm.comm.stats.figures import ExchangeFigures
+from dlrm.comm.stats import ExchangeFigures
 from dlrm.metrics import MetricValues
 from dlrm.telemetry.report import (
     CurvePoint,

@@ -18,15 +18,15 @@ from dlrm.comm.autotune.online_trial import OnlineTrial
 from dlrm.comm.collectives import ARTopK, HiTopK, Ring, SparseAllGather, Tree, TwoLevel, select_share
 from dlrm.comm.collectives.process_groups import make_nodes, timeout_of
 from dlrm.comm.compression.compressors import Threshold, TopK
-from dlrm.comm.compression.wire_codecs import Half, Plain, WireInt8
+from dlrm.comm.compression.wire_codecs import Cast, WireInt8
 from dlrm.comm.controllers import SumOverRanks
 from dlrm.comm.links import Link, Links, measure_links
 from tests.system.comm.common import assert_same_bits, assert_same_value, drawn, of_all
 from tests.system.ranks import PATIENCE
 
 CPU = torch.device("cpu")
-PLAIN = Plain()
-LOSSY = (Half(torch.float16), Half(torch.bfloat16), WireInt8())
+PLAIN = Cast(torch.float32)
+LOSSY = (Cast(torch.float16), Cast(torch.bfloat16), WireInt8())
 SIZES = (1000, 1003, 3, 1, 0)
 """Sizes of vectors: divisible by the ranks, not divisible, fewer values than ranks, none."""
 

@@ -12,7 +12,6 @@ from dlrm.comm.compression.compressors import MSTopK
 from dlrm.comm.config import COMPRESSORS
 from dlrm.comm.controllers import Fixed
 from dlrm.comm.exchange import Exchange
-from dlrm.comm.feedback.error_feedback import ErrorFeedback
 from dlrm.comm.feedback.residual import LostResiduals
 from tests.system.comm.common import (
     CPU,
@@ -69,10 +68,16 @@ def collectives_in_turn():
 
 def exchange_in_turn(error_feedback):
     collectives = collectives_in_turn()
-    feedback = ErrorFeedback(SIZE, CPU, keeps=error_feedback)
     tuner = InTurn(collectives)
     return Exchange(
-        SIZE, collectives[0], MSTopK(), feedback, Fixed(0.1), dense=collectives[0], device=CPU, tuner=tuner
+        SIZE,
+        collectives[0],
+        MSTopK(),
+        Fixed(0.1),
+        dense=collectives[0],
+        device=CPU,
+        tuner=tuner,
+        keeps_residual=error_feedback,
     )
 
 

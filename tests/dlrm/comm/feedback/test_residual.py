@@ -1,4 +1,4 @@
-"""Residuals that are restored, inherited, or lost."""
+"""Residuals that are kept, restored, inherited, or lost."""
 
 import pytest
 import torch
@@ -6,22 +6,52 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm.comm.compression.compressors import RandomK, TopK
-from dlrm.comm.feedback.error_feedback import ErrorFeedback
 from dlrm.comm.feedback.residual import LostResiduals, Residual, find_lost
 
 CPU = torch.device("cpu")
 
 
-def make_residual(values, rank=0, num_ranks=1, compressor=None):
-    memory = ErrorFeedback(len(values), CPU)
-    memory.add(torch.tensor(values))
-    residual = Residual(memory, compressor or TopK(), rank, num_ranks)
-    residual.is_pending = True
+def make_residual(values, rank=0, num_ranks=1, compressor=None, keeps=True):
+    residual = Residual(len(values), CPU, compressor or TopK(), rank, num_ranks, keeps=keeps)
+    residual.add(torch.tensor(values))
+    residual.is_pending = keeps
     return residual
 
 
 def values_of(residual):
     return residual.state_dict()["memory"]["residual"].tolist()
+
+
+def test_values_that_were_not_sent_are_added_to_the_next_gradient():
+    residual, gradient = make_residual([0.0, 0.0, 0.0]), torch.tensor([1.0, -2.0, 3.0])
+    vector = residual.add(gradient)
+    vector[1] = 0  # sent
+    assert residual.energy == pytest.approx(10)
+    again = residual.add(torch.tensor([10.0, 20.0, float("nan")]))
+    assert again[:2].tolist() == [11.0, 20.0]
+    assert again.data_ptr() == vector.data_ptr(), "the residual was copied"
+    assert gradient.tolist() == [1.0, -2.0, 3.0]
+    assert residual.add(torch.ones(3))[2].isnan()  # until it is sent
+    assert residual.energy != residual.energy
+
+
+def test_without_error_feedback_values_are_forgotten_and_no_residual_is_saved():
+    residual = make_residual([1.0, -2.0], keeps=False)
+    assert residual.add(torch.tensor([10.0, 20.0])).tolist() == [10.0, 20.0]
+    assert residual.energy == 0
+    assert not residual.needs_saving
+    assert residual.state_dict()["memory"] == {}
+    residual.inherit([make_residual([1.0, 2.0], keeps=False).state_dict()])
+    with pytest.raises(ValueError, match="would lose gradients"):
+        residual.inherit([make_residual([1.0, 2.0]).state_dict()])
+
+
+def test_energies_add_up_in_double_precision():
+    """1 and 10,000,000 times (1e-4)^2: added one by one in fp32, the small ones would vanish."""
+    residual, gradient = make_residual([0.0] * 10_000_001), torch.full((10_000_001,), 1e-4)
+    gradient[0] = 1
+    residual.add(gradient)
+    assert residual.energy == pytest.approx(1 + 0.1, rel=1e-6)
 
 
 def test_inherited_residuals_are_added_up_and_replace_the_current_one():
@@ -36,6 +66,8 @@ def test_inherited_residuals_are_added_up_and_replace_the_current_one():
     assert residual.energy == 0
     assert residual.inherited == []
     assert not residual.is_pending
+    with pytest.raises(ValueError, match="another model"):
+        residual.inherit([make_residual([1.0]).state_dict()])
 
 
 def test_no_residual_is_saved_unless_one_is_pending():
@@ -49,43 +81,20 @@ def test_no_residual_is_saved_unless_one_is_pending():
     assert other.inherited == []
 
 
-def test_only_the_same_rank_of_as_many_continues_its_random_draws():
-    vector = torch.zeros(50)
-
-    def state_after_two_draws(rank, num_ranks):
-        compressor = RandomK(7)
-        for _ in range(2):
-            compressor.select(vector, 5)
-        return make_residual([1.0], rank, num_ranks, compressor).state_dict(), compressor.select(vector, 5)
-
-    state, third = state_after_two_draws(1, 4)
+@pytest.mark.parametrize("keeps", [True, False])
+def test_only_the_same_rank_of_as_many_continues_its_random_draws(keeps):
+    vector, drawing = torch.zeros(50), RandomK(7)
+    for _ in range(2):
+        drawing.select(vector, 5)
+    saved = make_residual([1.0], 1, 4, drawing, keeps=keeps)
+    assert saved.needs_saving
+    state, third = saved.state_dict(), drawing.select(vector, 5)
     same, other = RandomK(7), RandomK(7)
-    make_residual([1.0], 1, 4, same).inherit([state])
-    make_residual([1.0], 0, 4, other).inherit([state])
+    make_residual([1.0], 1, 4, same, keeps=keeps).inherit([state])
+    make_residual([1.0], 0, 4, other, keeps=keeps).inherit([state])
     assert torch.equal(same.select(vector, 5), third)
     assert torch.equal(other.select(vector, 5), RandomK(7).select(vector, 5))
-    make_residual([1.0], 1, 4, TopK()).inherit([state])  # the state of another compressor is ignored
-
-
-def test_a_residual_of_another_model_is_refused():
-    with pytest.raises(ValueError, match="another model"):
-        make_residual([1.0, 2.0]).inherit([make_residual([1.0]).state_dict()])
-
-
-def test_no_residual_is_saved_without_error_feedback():
-    residual = Residual(ErrorFeedback(2, CPU, keeps=False), TopK(), 0, 1)
-    assert not residual.needs_saving
-    assert residual.state_dict()["memory"] == {}
-
-
-def test_random_draws_are_restored_without_error_feedback():
-    vector, drawing, again = torch.zeros(50), RandomK(7), RandomK(7)
-    residual = Residual(ErrorFeedback(50, CPU, keeps=False), drawing, 0, 2)
-    drawing.select(vector, 5)
-    assert residual.needs_saving
-    state = residual.state_dict()
-    Residual(ErrorFeedback(50, CPU, keeps=False), again, 0, 2).inherit([state])
-    assert torch.equal(again.select(vector, 5), drawing.select(vector, 5))
+    make_residual([1.0], 1, 4, TopK(), keeps=keeps).inherit([state])  # another compressor's is ignored
 
 
 def test_a_missing_residual_is_lost_with_its_share_of_energy():

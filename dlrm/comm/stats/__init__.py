@@ -1,1 +1,0 @@
-"""Measurements of exchanges: bytes and seconds."""
