@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import torch
@@ -41,17 +42,11 @@ logger = logging.getLogger(__name__)
 def build_exchange(
     config: CommConfig, num_values: int, device: torch.device, group: dist.ProcessGroup | None = None
 ) -> Exchange:
-    """Build an exchange; all ranks of the group call it together.
-
-    Args:
-        config: any exchange but `priority` and `selsync`, which do not sum whole gradients and are built in
-            `dlrm.dense_sync`.
-        num_values: of the gradient.
-        device: of the gradient.
-        group: None is all ranks.
+    """Build an exchange of gradients of `num_values` values; all ranks of the group call it together.
 
     Raises:
-        ValueError: the configuration names one of those two.
+        ValueError: the exchange is `priority` or `selsync`, which do not sum whole gradients and are built in
+            `dlrm.dense_sync`.
     """
     if config.exchange in PLAIN and config.exchange != "dense":
         taken = ", ".join(name for name in EXCHANGES if name == "dense" or name not in PLAIN)
@@ -63,7 +58,8 @@ def build_exchange(
     make = Collectives(config.codec, compressor.is_exact, device, group)
     is_auto = config.exchange == "auto"
     is_tuned = is_auto and dist.get_world_size(group) > 1
-    collective = make.plain_ring() if is_auto or config.exchange == "dense" else make(config.exchange)
+    is_plain = is_auto or config.exchange == "dense"
+    collective = make("ring", "fp32") if is_plain else make(config.exchange)
     if config.exchange in IN_LEVELS and dist.get_rank(group) == 0:
         _warn_of_one_node(config.exchange, make.nodes)
     tuner = None
@@ -95,29 +91,24 @@ class Collectives:
         self, codec: str, exact: bool, device: torch.device, group: dist.ProcessGroup | None
     ) -> None:
         self._codec, self._device, self._group = codec, device, group
-        self._buffers = Buffers()
         self._nodes: Nodes | None = None
+        buffers = Buffers()
+        ring, tree = (partial(each, group=group, buffers=buffers) for each in (Ring, Tree))
         self._makers: dict[str, Callable[[WireCodec], Collective]] = {
-            "ring": self._ring,
-            "tree": self._tree,
-            "two_level": lambda codec: TwoLevel(codec, self.nodes, self._buffers),
-            "all_gather": lambda codec: SparseAllGather(
-                codec, exact=exact, group=group, buffers=self._buffers
-            ),
-            "star": lambda codec: ARTopK("star", self._ring(codec), exact=exact),
-            "star_tree": lambda codec: ARTopK("star", self._tree(codec), exact=exact),
-            "var": lambda codec: ARTopK("var", self._ring(codec), exact=exact),
-            "var_tree": lambda codec: ARTopK("var", self._tree(codec), exact=exact),
-            "hi_topk": lambda codec: HiTopK(codec, self.nodes, exact=exact, buffers=self._buffers),
+            "ring": ring,
+            "tree": tree,
+            "two_level": lambda codec: TwoLevel(codec, self.nodes, buffers),
+            "all_gather": partial(SparseAllGather, exact=exact, group=group, buffers=buffers),
+            "star": lambda codec: ARTopK("star", ring(codec), exact=exact),
+            "star_tree": lambda codec: ARTopK("star", tree(codec), exact=exact),
+            "var": lambda codec: ARTopK("var", ring(codec), exact=exact),
+            "var_tree": lambda codec: ARTopK("var", tree(codec), exact=exact),
+            "hi_topk": lambda codec: HiTopK(codec, self.nodes, exact=exact, buffers=buffers),
         }
 
     def __call__(self, name: str, codec: str | None = None) -> Collective:
         """Make the collective of a name."""
         return self._makers[name](CODECS[codec or self._codec])
-
-    def plain_ring(self) -> Ring:
-        """Make the backend's all-reduce in fp32."""
-        return self._ring(CODECS["fp32"])
 
     @property
     def nodes(self) -> Nodes:
@@ -125,12 +116,6 @@ class Collectives:
         if self._nodes is None:
             self._nodes = make_nodes(self._device, self._group)
         return self._nodes
-
-    def _ring(self, codec: WireCodec) -> Ring:
-        return Ring(codec, self._group, self._buffers)
-
-    def _tree(self, codec: WireCodec) -> Tree:
-        return Tree(codec, self._group, self._buffers)
 
 
 def _warn_of_one_node(exchange: str, nodes: Nodes) -> None:
@@ -157,21 +142,21 @@ def _candidates(
     if config.wire_dtype == "auto":  # a tree wins for few values, where encoding gains nothing
         collectives += [make(name, codec) for name in dense if name != "tree" for codec in TRIED_CODECS]
     if not any(each.is_lossless for each in collectives):
-        collectives.append(make.plain_ring())
+        collectives.append(make("ring", "fp32"))
     return [
         Candidate(name=each.name, collective=each, select=select, num_kept=num_kept) for each in collectives
     ]
 
 
 def _compressor(config: CommConfig, rank: int) -> Compressor:
-    makers: dict[str, Callable[[], Compressor]] = {
-        "mstopk": MSTopK,
-        "topk": TopK,
-        "threshold": lambda: Threshold(config.threshold),
+    made: dict[str, Compressor] = {
+        "mstopk": MSTopK(),
+        "topk": TopK(),
+        "threshold": Threshold(config.threshold),
         # ranks draw different values, so that together they send more of the gradient
-        "random": lambda: RandomK(rank),
+        "random": RandomK(rank),
     }
-    return makers[config.compressor]()
+    return made[config.compressor]
 
 
 def _controller(config: CommConfig, device: torch.device, group: dist.ProcessGroup | None) -> Controller:

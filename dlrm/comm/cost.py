@@ -1,8 +1,7 @@
 """Cost formulas of collectives by latency and bandwidth, from Tyagi & Swany (arXiv 2312.02493).
 
 In all of them `alpha_s` is the latency of a message, `beta_s` the seconds per byte, and logarithms are to the
-base of 2. In those of sparse sums, `num_bytes` is the size of the whole vector and `kept` the share of its
-values that is sent; indices are as large as values. Collectives predict their times by these formulas.
+base of 2. Collectives predict their times by these formulas.
 """
 
 from math import log2
@@ -32,31 +31,24 @@ def all_gather_s(alpha_s: float, beta_s: float, num_ranks: int, num_bytes: float
     return log2(num_ranks) * alpha_s + (num_ranks - 1) * num_bytes * beta_s
 
 
-def sparse_all_gather_s(
+def sparse_sums_s(
     alpha_s: float, beta_s: float, num_ranks: int, num_bytes: float, kept: float
-) -> float:
-    """Seconds of an all-gather of selected values and their indices."""
-    return all_gather_s(alpha_s, beta_s, num_ranks, 2 * kept * num_bytes)
+) -> dict[Winner, float]:
+    """Seconds of sums of a share `kept` of vectors of `num_bytes`, whose indices are as large as values.
 
-
-def ar_topk_ring_s(alpha_s: float, beta_s: float, num_ranks: int, num_bytes: float, kept: float) -> float:
-    """Seconds of AR-Topk over a ring: indices are broadcast, values summed."""
+    The ways are an all-gather of values and indices, and AR-Topk over a ring or a tree, which broadcasts
+    indices and sums values.
+    """
     selected = kept * num_bytes
     broadcast = broadcast_s(alpha_s, beta_s, num_ranks, selected)
-    return broadcast + ring_s(alpha_s, beta_s, num_ranks, selected)
-
-
-def ar_topk_tree_s(alpha_s: float, beta_s: float, num_ranks: int, num_bytes: float, kept: float) -> float:
-    """Seconds of AR-Topk over a tree."""
-    selected = kept * num_bytes
-    return broadcast_s(alpha_s, beta_s, num_ranks, selected) + tree_s(alpha_s, beta_s, num_ranks, selected)
+    return {
+        "all-gather": all_gather_s(alpha_s, beta_s, num_ranks, 2 * selected),
+        "ring": broadcast + ring_s(alpha_s, beta_s, num_ranks, selected),
+        "tree": broadcast + tree_s(alpha_s, beta_s, num_ranks, selected),
+    }
 
 
 def winner(alpha_s: float, beta_s: float, num_ranks: int, num_bytes: float, kept: float) -> Winner:
-    """Predict the fastest way to sum the largest values of all ranks, as the paper does."""
-    costs: dict[Winner, float] = {
-        "all-gather": sparse_all_gather_s(alpha_s, beta_s, num_ranks, num_bytes, kept),
-        "ring": ar_topk_ring_s(alpha_s, beta_s, num_ranks, num_bytes, kept),
-        "tree": ar_topk_tree_s(alpha_s, beta_s, num_ranks, num_bytes, kept),
-    }
+    """Predict the fastest of `sparse_sums_s`, as the paper does."""
+    costs = sparse_sums_s(alpha_s, beta_s, num_ranks, num_bytes, kept)
     return min(costs, key=costs.__getitem__)

@@ -22,7 +22,7 @@ from dlrm.comm.autotune.tuner import ExchangeTuner
 from dlrm.comm.collectives import Collective, Select, select_share
 from dlrm.comm.compression.compressors import Compressor
 from dlrm.comm.consistency.error_flags import NUM_FLAGS, ErrorFlags
-from dlrm.comm.consistency.preflight import Intent, check_same_state, run_preflight
+from dlrm.comm.consistency.preflight import Intent, check_same, run_preflight
 from dlrm.comm.controllers import Controller, ValueSelection
 from dlrm.comm.feedback.residual import LostResiduals, Residual, find_lost
 from dlrm.comm.stats import ExchangeFigures, Tally
@@ -182,7 +182,10 @@ class Exchange:
         """
         gathered: list[Any] = [None] * self._num_ranks
         dist.all_gather_object(gathered, (self._describe(), self.residual.inherited), group=self._group)
-        check_same_state([state for state, _ in gathered])
+        check_same(
+            [state for state, _ in gathered],
+            "Give all ranks the same options, and states saved at the same step",
+        )
         held = [inherited for _, inherited in gathered]
         self.residual.inherited = []
         self.residual.is_pending = any(map(bool, held))

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -144,16 +145,12 @@ def _measure_link(
 
 def _exchange(
     targets: Sequence[int], num_bytes: int, device: torch.device, group: dist.ProcessGroup | None
-) -> Callable[[], None]:
+) -> Callable[[], object]:
     splits = [num_bytes if target in targets else 0 for target in range(dist.get_world_size(group))]
     sent = torch.zeros(sum(splits), dtype=torch.uint8, device=device)
     received = torch.empty_like(sent)
 
-    def work() -> None:
-        dist.all_to_all_single(received, sent, splits, splits, group=group)
-        finish(device)
-
-    return work
+    return partial(dist.all_to_all_single, received, sent, splits, splits, group=group)
 
 
 def finish(device: torch.device) -> None:
@@ -163,23 +160,20 @@ def finish(device: torch.device) -> None:
 
 
 def best_time_s(
-    work: Callable[[], None], device: torch.device, group: dist.ProcessGroup | None = None
+    work: Callable[[], object], device: torch.device, group: dist.ProcessGroup | None = None
 ) -> float:
     """Time work in several rounds and return the shortest, since other load only adds to the time.
 
-    Args:
-        work: done by all ranks of the group together; returns when it is done.
-        device: on which the group's backend exchanges tensors.
-        group: None is all ranks.
-
-    Returns:
-        Seconds of the slowest rank, in the round in which that was least.
+    All ranks of the group do the work together; the seconds are those of the slowest rank, in the round in
+    which they were least.
     """
     times = torch.zeros(ROUNDS, dtype=torch.float64, device=device)
     work()  # the first call makes connections and buffers
+    finish(device)
     for each in range(ROUNDS):
         begin = time.perf_counter()
         work()
+        finish(device)
         times[each] = time.perf_counter() - begin
     dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
     return float(times.min())

@@ -55,8 +55,8 @@ def table_vi_hits() -> int:
 def _num_bytes(first_ms: float) -> float:
     """Bytes of a model, from the time of its all-gather at the first bandwidth and share kept."""
     beta_s = _beta_s(GBIT_PER_S[0])
-    latency_s = cost.sparse_all_gather_s(ALPHA_S, beta_s, NUM_RANKS, 0.0, KEPT[0])
-    of_a_byte_s = cost.sparse_all_gather_s(0.0, beta_s, NUM_RANKS, 1.0, KEPT[0])
+    latency_s = cost.sparse_sums_s(ALPHA_S, beta_s, NUM_RANKS, 0.0, KEPT[0])["all-gather"]
+    of_a_byte_s = cost.sparse_sums_s(0.0, beta_s, NUM_RANKS, 1.0, KEPT[0])["all-gather"]
     return (first_ms / 1e3 - latency_s) / of_a_byte_s
 
 

@@ -10,6 +10,7 @@ answer is dense.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal
 
 import torch
@@ -75,24 +76,15 @@ class ExchangeEstimate:
     """Why the candidate was chosen, or not."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExchangePlan:
-    """The chosen exchange and the estimates of all candidates, the same on all ranks."""
-
-    estimates: tuple[ExchangeEstimate, ...]
-    """Estimates in the order of the candidates."""
-    chosen: int
-    """Index of the chosen candidate."""
-
-    def describe(self) -> str:
-        """Format all estimates and reasons as a table."""
-        width = max(len(each.name) for each in self.estimates)
-        lines = [f"{'exchange':{width}}  {'MB sent':>9}  {'predicted':>12}  {'timed':>12}  {'step':>12}"]
-        for each in self.estimates:
-            times = "  ".join(map(_in_ms, (each.predicted_s, each.timed_s, each.step_s)))
-            sent = f"{each.sent_bytes / 1e6:9,.2f}"
-            lines.append(f"{each.name:{width}}  {sent}  {times}  {each.reason}".rstrip())
-        return "\n".join(lines)
+def describe(estimates: Sequence[ExchangeEstimate]) -> str:
+    """Format all estimates and reasons as a table."""
+    width = max(len(each.name) for each in estimates)
+    lines = [f"{'exchange':{width}}  {'MB sent':>9}  {'predicted':>12}  {'timed':>12}  {'step':>12}"]
+    for each in estimates:
+        times = "  ".join(map(_in_ms, (each.predicted_s, each.timed_s, each.step_s)))
+        sent = f"{each.sent_bytes / 1e6:9,.2f}"
+        lines.append(f"{each.name:{width}}  {sent}  {times}  {each.reason}".rstrip())
+    return "\n".join(lines)
 
 
 def _in_ms(seconds: float | None) -> str:
@@ -107,11 +99,7 @@ def estimate(
 ) -> list[ExchangeEstimate]:
     """Predict and time exchanges by themselves; all ranks call it together, and get the same estimates.
 
-    Args:
-        candidates: the same on all ranks.
-        gradient: fp32 `[d]`, a typical gradient of this rank; left unchanged.
-        links: of the group's ranks.
-        group: None is all ranks.
+    The gradient, fp32 `[d]`, is a typical one of this rank, and left unchanged.
 
     Raises:
         ValueError: no candidate is lossless.
@@ -149,13 +137,18 @@ def finalists(estimates: Sequence[ExchangeEstimate], rest_of_step_s: float) -> l
     return sorted(close, key=lambda index: (index != dense, times[index]))[:MAX_TRIED]
 
 
-def decide(estimates: Sequence[ExchangeEstimate], tried_s: Mapping[int, float]) -> ExchangePlan:
+def decide(
+    estimates: Sequence[ExchangeEstimate], tried_s: Mapping[int, float]
+) -> tuple[int, list[ExchangeEstimate]]:
     """Choose the candidate with the shortest steps, and a lossy one only if it saves enough.
 
     Args:
         estimates: of all candidates.
         tried_s: seconds of a step by index, the same on all ranks; without lossless candidates if these all
             took too long to be tried.
+
+    Returns:
+        The index of the chosen candidate, and the estimates with measured steps and reasons.
     """
     chosen = min(tried_s, key=tried_s.__getitem__)
     reason = "chosen: the shortest steps" if len(tried_s) > 1 else "chosen: nothing else may be worth it"
@@ -168,13 +161,10 @@ def decide(estimates: Sequence[ExchangeEstimate], tried_s: Mapping[int, float]) 
             chosen, reason = dense, f"chosen: nothing else makes steps more than {WORTH:.0%} shorter"
     reasons = {index: f"{seconds / tried_s[chosen] - 1:+.1%}" for index, seconds in tried_s.items()}
     reasons[chosen] = reason
-    return ExchangePlan(
-        estimates=tuple(
-            replace(each, step_s=tried_s.get(index), reason=reasons.get(index, _not_tried(each)))
-            for index, each in enumerate(estimates)
-        ),
-        chosen=chosen,
-    )
+    return chosen, [
+        replace(each, step_s=tried_s.get(index), reason=reasons.get(index, _not_tried(each)))
+        for index, each in enumerate(estimates)
+    ]
 
 
 def _not_tried(estimate: ExchangeEstimate) -> str:
@@ -187,29 +177,20 @@ def _predict(
     select_s: dict[Select, float] = {}
     estimates = []
     for each in candidates:
-        collective, seconds = each.collective, 0.0
+        predicted_s = each.collective.predict_s(links, gradient.numel(), each.num_kept)
         if each.kind == "sparse":
             if each.select not in select_s:
-                select_s[each.select] = _select_s(each.select, gradient, group)
-            seconds = select_s[each.select]
-        wire_s = collective.predict_s(links, gradient.numel(), each.num_kept)
+                select_s[each.select] = best_time_s(partial(each.select, gradient), gradient.device, group)
+            predicted_s += select_s[each.select]
         estimates.append(
             ExchangeEstimate(
                 name=each.name,
                 kind=each.kind,
-                sent_bytes=collective.sent_bytes(gradient.numel(), each.num_kept),
-                predicted_s=wire_s + seconds,
+                sent_bytes=each.collective.sent_bytes(gradient.numel(), each.num_kept),
+                predicted_s=predicted_s,
             )
         )
     return estimates
-
-
-def _select_s(select: Select, gradient: Tensor, group: dist.ProcessGroup | None) -> float:
-    def work() -> None:
-        select(gradient)
-        finish(gradient.device)
-
-    return best_time_s(work, gradient.device, group)
 
 
 def _shortlist(estimates: Sequence[ExchangeEstimate]) -> list[int]:

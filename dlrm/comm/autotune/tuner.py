@@ -18,8 +18,8 @@ from torch import Tensor
 from dlrm.comm.autotune.candidates import (
     Candidate,
     ExchangeEstimate,
-    ExchangePlan,
     decide,
+    describe,
     estimate,
     finalists,
     slowest,
@@ -119,23 +119,23 @@ class ExchangeTuner:
             self._trial = OnlineTrial(found, self._device, self._group)
             return
         alone_s = rest_of_step_s + (self._estimates[found[0]].timed_s or 0.0)
-        self._adopt(decide(self._estimates, {found[0]: alone_s}), is_final=True)
+        self._adopt(*decide(self._estimates, {found[0]: alone_s}), is_final=True)
 
     def _judge(self, trial: OnlineTrial) -> None:
         """After a round, use the best candidate until the next round, or for good."""
-        made = decide(self._estimates, trial.times_s)
-        self._best = self._candidates[made.chosen].collective
+        chosen, estimates = decide(self._estimates, trial.times_s)
+        self._best = self._candidates[chosen].collective
         if trial.is_conclusive:
-            self._adopt(made, trial.is_over)
+            self._adopt(chosen, estimates, trial.is_over)
         if trial.is_over:
             self._trial = None
 
-    def _adopt(self, made: ExchangePlan, is_final: bool) -> None:
-        before, self.chosen = self.chosen, self._candidates[made.chosen].collective
+    def _adopt(self, chosen: int, estimates: Sequence[ExchangeEstimate], is_final: bool) -> None:
+        before, self.chosen = self.chosen, self._candidates[chosen].collective
         self._best = self.chosen
         if is_final or self.chosen is not before:
             so_far = "" if is_final else " (so far)"
-            self._log(f"exchange of dense gradients{so_far}:\n{made.describe()}")
+            self._log(f"exchange of dense gradients{so_far}:\n{describe(estimates)}")
 
     def _log(self, message: str) -> None:
         if dist.get_rank(self._group) == 0:

@@ -1,5 +1,8 @@
 """Sums in two levels: dense over the fast links inside nodes, and a share per rank between nodes."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -25,13 +28,18 @@ class _Levels(Collective):
     On a single node, without `between`, the sum is dense and lossless.
     """
 
-    def __init__(self, between: Collective | None, nodes: Nodes, buffers: Buffers) -> None:
+    def __init__(
+        self, name: str, nodes: Nodes, buffers: Buffers | None, make_between: Callable[..., Collective]
+    ) -> None:
         super().__init__(nodes.group, buffers)
-        self._between = between
+        self.name = name
+        self._between = (
+            make_between(group=nodes.between, buffers=self.buffers) if nodes.num_nodes > 1 else None
+        )
         self._group = nodes.inside
         self._per_node = nodes.per_node
         self._local_rank = dist.get_rank(nodes.group) % nodes.per_node
-        self.is_lossless = between is None or between.is_lossless
+        self.is_lossless = self._between is None or self._between.is_lossless
 
     def sent_bytes(self, num_values: int, num_kept: int) -> float:
         """See `Collective.sent_bytes`."""
@@ -99,9 +107,7 @@ class TwoLevel(_Levels):
     is_sparse = False
 
     def __init__(self, codec: WireCodec, nodes: Nodes, buffers: Buffers | None = None) -> None:
-        buffers = Buffers() if buffers is None else buffers
-        super().__init__(Ring(codec, nodes.between, buffers) if nodes.num_nodes > 1 else None, nodes, buffers)
-        self.name = f"two levels {codec.name}"
+        super().__init__(f"two levels {codec.name}", nodes, buffers, partial(Ring, codec))
 
 
 class HiTopK(_Levels):
@@ -121,11 +127,5 @@ class HiTopK(_Levels):
     def __init__(
         self, codec: WireCodec, nodes: Nodes, *, exact: bool = True, buffers: Buffers | None = None
     ) -> None:
-        buffers = Buffers() if buffers is None else buffers
-        between = (
-            SparseAllGather(codec, exact=exact, group=nodes.between, buffers=buffers)
-            if nodes.num_nodes > 1
-            else None
-        )
-        super().__init__(between, nodes, buffers)
-        self.name = f"HiTopK {codec.name}"
+        between = partial(SparseAllGather, codec, exact=exact)
+        super().__init__(f"HiTopK {codec.name}", nodes, buffers, between)

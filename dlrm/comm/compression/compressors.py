@@ -4,7 +4,6 @@ Error feedback decides what happens to the other values (`dlrm.comm.feedback.err
 select NaN and infinity first, so that a failure of one rank reaches all ranks.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from dlrm.comm.compression.topk import bound_below, largest, suggested_bound
 
 
-class Compressor(ABC):
+class Compressor:
     """A way to select values of a vector."""
 
     is_exact = True
@@ -32,8 +31,8 @@ class Compressor(ABC):
         """
         if vector.dim() != 1 or vector.dtype is not torch.float32:
             raise ValueError(
-                f"a compressor takes an fp32 vector, not {vector.dtype} of shape {list(vector.shape)}: flatten "
-                "the gradients into one, in fp32"
+                f"a compressor takes an fp32 vector, not {vector.dtype} of shape {list(vector.shape)}: "
+                "flatten the gradients into one, in fp32"
             )
         if num_kept < 0:
             raise ValueError(f"{num_kept} values cannot be kept: ask for 0 or more")
@@ -42,9 +41,9 @@ class Compressor(ABC):
             return torch.arange(num_selected, device=vector.device)
         return self._select(vector, num_selected)
 
-    @abstractmethod
     def _select(self, vector: Tensor, num_kept: int) -> Tensor:
         """`select` of at least one value, and of fewer than all if `is_exact`."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, on which later selections depend besides the vectors."""

@@ -68,30 +68,23 @@ def run_preflight(
     headers = gathered[:, : len(header)].tolist()
     if problem is not None:
         raise problem
-    _check([bool(each[0]) for each in headers], [Intent(*map(int, each[1:4])) for each in headers])
+    for rank, each in enumerate(headers):
+        if each[0]:
+            raise DisagreementError(
+                f"rank {rank} cannot take part in exchange {intent.exchange:,}: its own message says why. "
+                "Nothing was sent"
+            )
+    check_same(
+        [Intent(*map(int, each[1:4])) for each in headers],
+        "Nothing was sent. Give all ranks the same model, options and state, and decide only by values that "
+        "all agreed on",
+    )
     # added in the order of ranks, which an all-reduce does not promise
     return [each[4] for each in headers], gathered[:, len(header) :].sum(0).to(scalars.dtype)
 
 
-def check_same_state(states: Sequence[str]) -> None:
-    """Raise a `DisagreementError` unless the described states of all ranks are the same."""
+def check_same(states: Sequence[object], advice: str) -> None:
+    """Raise a `DisagreementError` with the advice unless the states of all ranks are the same."""
     for rank, state in enumerate(states):
         if state != states[0]:
-            raise DisagreementError(
-                f"ranks disagree: rank 0 {states[0]}, and rank {rank} {state}. Give all ranks the same "
-                "options, and states saved at the same step"
-            )
-
-
-def _check(has_problem: Sequence[bool], intents: Sequence[Intent]) -> None:
-    if any(has_problem):
-        raise DisagreementError(
-            f"rank {has_problem.index(True)} cannot take part in exchange {intents[0].exchange:,}: its own "
-            "message says why. Nothing was sent"
-        )
-    for rank, intent in enumerate(intents):
-        if intent != intents[0]:
-            raise DisagreementError(
-                f"ranks disagree: rank 0 {intents[0]}, and rank {rank} {intent}. Nothing was sent. Give all "
-                "ranks the same model, options and state, and decide only by values that all agreed on"
-            )
+            raise DisagreementError(f"ranks disagree: rank 0 {states[0]}, and rank {rank} {state}. {advice}")
