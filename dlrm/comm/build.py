@@ -21,7 +21,7 @@ from dlrm.comm.collectives import (
     TwoLevel,
     select_share,
 )
-from dlrm.comm.collectives.process_groups import Nodes, make_nodes
+from dlrm.comm.collectives.levels import Nodes, make_nodes
 from dlrm.comm.compression.compressors import Compressor, MSTopK, RandomK, Threshold, TopK
 from dlrm.comm.compression.wire_codecs import Cast, WireCodec, WireInt8
 from dlrm.comm.config import EXCHANGES, PLAIN, TRIED_CODECS, CommConfig

@@ -26,10 +26,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dlrm.comm.build import build_exchange
 from dlrm.comm.config import CommConfig
-from dlrm.comm.consistency.parameter_check import check_alike
+from dlrm.comm.consistency import check_alike
 from dlrm.comm.exchange import Exchange
-from dlrm.comm.feedback.residual import LostResiduals
-from dlrm.comm.feedback.step_check import StepCheck
+from dlrm.comm.feedback import LostResiduals, StepCheck
 from dlrm.comm.links import finish
 from dlrm.comm.stats import ExchangeFigures
 

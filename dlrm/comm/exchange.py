@@ -6,7 +6,7 @@
     total     = collective.reduce(vector, ...)    the sum over ranks; the rest stays as the residual
 
 A lossless collective without residuals is a single sum in place, without a preflight: a rank that has no
-gradient sends zeros, and an error flag in the same sum (`dlrm.comm.consistency.error_flags`).
+gradient sends zeros, and an error flag in the same sum (`dlrm.comm.consistency`).
 """
 
 import zlib
@@ -21,10 +21,9 @@ from torch import Tensor
 from dlrm.comm.autotune.tuner import ExchangeTuner
 from dlrm.comm.collectives import Collective, Select, select_share
 from dlrm.comm.compression.compressors import Compressor
-from dlrm.comm.consistency.error_flags import NUM_FLAGS, ErrorFlags
-from dlrm.comm.consistency.preflight import Intent, check_same, run_preflight
+from dlrm.comm.consistency import NUM_FLAGS, ErrorFlags, Intent, check_same, run_preflight
 from dlrm.comm.controllers import Controller, ValueSelection
-from dlrm.comm.feedback.residual import LostResiduals, Residual, find_lost
+from dlrm.comm.feedback import LostResiduals, Residual, find_lost
 from dlrm.comm.stats import ExchangeFigures, Tally
 
 ENERGY_STEPS: Final = 100

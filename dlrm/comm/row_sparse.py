@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dlrm.comm.collectives.point_to_point import all_gather_in_place
+from dlrm.comm.collectives.collective import all_gather_in_place
 
 FP32_BYTES: Final = 4
 

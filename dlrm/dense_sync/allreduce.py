@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dlrm.comm.build import build_exchange
 from dlrm.comm.config import CommConfig
-from dlrm.comm.consistency.parameter_check import check_alike
-from dlrm.comm.feedback.residual import LostResiduals, Residual
+from dlrm.comm.consistency import check_alike
+from dlrm.comm.feedback import LostResiduals, Residual
 from dlrm.comm.stats import ExchangeFigures
 from dlrm.dense_sync.base import EXCHANGE, DenseSync
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cpr.checkpoint.state.model_state import Heir, Stateful
-from dlrm.comm.feedback.residual import LostResiduals
+from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
 
 EXCHANGE: Final = "exchange"

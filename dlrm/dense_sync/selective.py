@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm.comm.controllers import SelSync, SumOverRanks, averaged_state
-from dlrm.comm.feedback.residual import LostResiduals
+from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures, Tally
 from dlrm.dense_sync.base import DenseSync, ring_bytes
 

@@ -16,7 +16,7 @@ import torch
 
 from cpr.estimator.history import SaveCost
 from cpr.recovery.run.report import Recovery
-from dlrm.comm.feedback.residual import LostResiduals
+from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
 from dlrm.launch.files import write_json
 from dlrm.metrics import ChanceWatch, MetricValues, RunningAuc

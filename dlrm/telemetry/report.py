@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cpr.humanize import align_columns
 from cpr.recovery.run.report import PHASES
-from dlrm.comm.feedback.residual import LostResiduals
+from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
 from dlrm.metrics import MetricValues
 

@@ -14,7 +14,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.state.model_state import Heir, Stateful
 from data.dataset import DatasetManifest
-from dlrm.comm.feedback.step_check import warn_of_momentum
+from dlrm.comm.feedback import warn_of_momentum
 from dlrm.config.dataset import total_samples
 from dlrm.config.schema import Config
 from dlrm.dense_sync import AllReduceSync, DenseSync

@@ -13,7 +13,7 @@ from statistics import mean
 import numpy as np
 from torch import nn
 
-from dlrm.comm.consistency.error_flags import NUM_FLAGS
+from dlrm.comm.consistency import NUM_FLAGS
 from dlrm.launch.device import Ranks
 from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.head import Head

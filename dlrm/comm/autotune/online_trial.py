@@ -1,19 +1,20 @@
 """Online trial: candidate exchanges take turns in the training steps of the run until one is clearly fastest.
 
 Machines and links are slower for seconds, and not for all exchanges alike. Rounds are therefore spread out,
-with steps of the best candidate so far between them. Clearly slower candidates drop out soon; similar ones
-take long to tell apart, which costs as little as they differ.
+with steps of the best candidate so far between them, and candidates are compared within each round, by a sign
+test. Clearly slower ones drop out soon; similar ones take long to tell apart, which costs as little as they
+differ.
 """
 
-from collections.abc import Sequence
-from math import ceil
+from collections.abc import Mapping, Sequence
+from math import ceil, sqrt
+from statistics import median
 from typing import Final
 
 import torch
 import torch.distributed as dist
 
 from dlrm.comm.autotune.candidates import slowest
-from dlrm.comm.autotune.significance import LEAST_ROUNDS, running, typical
 
 STEPS: Final = 2
 """Timed steps of a turn, after one that is not timed because caches hold another candidate's data."""
@@ -21,6 +22,13 @@ MOST_ROUNDS: Final = 40
 """Largest number of rounds, in each of which all remaining candidates take a turn."""
 PAUSE_S: Final = 0.5
 """Seconds between rounds, at least one step, in which the best candidate so far is used."""
+LEAST_ROUNDS: Final = 8
+"""Rounds before any contender drops out; of two equal ones, one loses all of them once in 128 times."""
+SURE: Final = 2.5
+"""Standard deviations between rounds won and lost that are significant: 8 to 0, 13 to 3, 24 to 8."""
+
+Rounds = Sequence[Mapping[int, float]]
+"""Seconds by contender, for each round; a contender that dropped out is in no later round."""
 
 
 class OnlineTrial:
@@ -85,3 +93,31 @@ class OnlineTrial:
     def _begin_round(self) -> None:
         self._steps_done = 0
         self._took_s = dict.fromkeys(self._running, 0.0)
+
+
+def running(rounds: Rounds) -> list[int]:
+    """List the contenders of the last round that have not clearly lost to the fastest."""
+    times = typical(rounds)
+    leader = min(rounds[-1], key=times.__getitem__)
+    return [each for each in rounds[-1] if not _beats(rounds, leader, each)]
+
+
+def typical(rounds: Rounds) -> dict[int, float]:
+    """Estimate the seconds of each contender.
+
+    A contender that is in all rounds has its median; the others have that times the median of their ratio to
+    it within rounds.
+    """
+    reference = next(iter(rounds[-1]))
+    reference_s = median(took[reference] for took in rounds)
+    return {
+        each: reference_s * median(took[each] / took[reference] for took in rounds if each in took)
+        for each in rounds[0]
+    }
+
+
+def _beats(rounds: Rounds, one: int, other: int) -> bool:
+    """Whether `one` has won significantly more rounds against `other` than it has lost (a sign test)."""
+    both = [(took[one], took[other]) for took in rounds if other in took]
+    lead = sum((one_s < other_s) - (one_s > other_s) for one_s, other_s in both)
+    return len(both) >= LEAST_ROUNDS and lead >= SURE * sqrt(len(both))

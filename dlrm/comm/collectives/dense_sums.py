@@ -10,8 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlrm.comm import cost
-from dlrm.comm.collectives.collective import Buffers, Collective, Select
-from dlrm.comm.collectives.point_to_point import (
+from dlrm.comm.collectives.collective import (
+    Buffers,
+    Collective,
+    Select,
     all_gather_in_place,
     peers_after,
     send_and_receive,

@@ -3,9 +3,8 @@
 `Fixed` keeps one share. `GraVAC` and `Pareto` find one by trying. `SelSync` skips whole exchanges.
 """
 
-from dlrm.comm.controllers.controller import Controller, Fixed, ValueSelection, num_kept_of
+from dlrm.comm.controllers.controller import Controller, Fixed, SumOverRanks, ValueSelection, num_kept_of
 from dlrm.comm.controllers.gravac import GraVAC
-from dlrm.comm.controllers.measures import SumOverRanks
 from dlrm.comm.controllers.pareto import Pareto
 from dlrm.comm.controllers.selsync import SelSync, averaged_state
 

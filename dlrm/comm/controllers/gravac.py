@@ -25,8 +25,16 @@ import torch
 from torch import Tensor
 
 from dlrm.comm.compression.compressors import Compressor
-from dlrm.comm.controllers.controller import Controller, ValueSelection, num_kept_of
-from dlrm.comm.controllers.measures import Ewma, SumOverRanks, agreed_median, energy, has_moved
+from dlrm.comm.controllers.controller import (
+    Controller,
+    Ewma,
+    SumOverRanks,
+    ValueSelection,
+    agreed_median,
+    energy,
+    has_moved,
+    num_kept_of,
+)
 
 USED_SHARE: Final = 0.9
 """Share of its window in which a factor must have been good enough to count as measured. A factor that is so

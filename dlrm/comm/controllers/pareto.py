@@ -19,8 +19,15 @@ import torch
 from torch import Tensor
 
 from dlrm.comm.compression.compressors import Compressor
-from dlrm.comm.controllers.controller import Controller, ValueSelection, num_kept_of
-from dlrm.comm.controllers.measures import SumOverRanks, agreed_median, energy, has_moved
+from dlrm.comm.controllers.controller import (
+    Controller,
+    SumOverRanks,
+    ValueSelection,
+    agreed_median,
+    energy,
+    has_moved,
+    num_kept_of,
+)
 
 RATIOS: Final = (0.1, 0.033, 0.011, 0.004, 0.001)
 """Shares to try: the paper's."""

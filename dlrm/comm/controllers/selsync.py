@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dlrm.comm.controllers.measures import Ewma, SumOverRanks
+from dlrm.comm.controllers.controller import Ewma, SumOverRanks
 
 
 def averaged_state(optimizer: Optimizer) -> list[Tensor]:

@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from dlrm.comm.collectives.process_groups import timeout_of
-from dlrm.comm.consistency.parameter_check import check_alike, named_parameters, shaped_like
-from dlrm.comm.p3.comm_thread import CommThread
+from dlrm.comm.collectives.levels import timeout_of
+from dlrm.comm.consistency import check_alike, named_parameters, shaped_like
+from dlrm.comm.p3.comm_thread import CommThread, SideStream
 from dlrm.comm.p3.param_order import ParamOrder
-from dlrm.comm.p3.side_stream import SideStream
 from dlrm.comm.p3.slices import FUSE_VALUES, SLICE_VALUES, issue_order, lay_out
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dlrm.comm.build import Collectives, _candidates, _warn_of_one_node
-from dlrm.comm.collectives.process_groups import Nodes
+from dlrm.comm.collectives.levels import Nodes
 from dlrm.comm.compression.compressors import MSTopK
 from dlrm.comm.config import CODECS, DENSE, PLAIN, SPARSE, CommConfig
 

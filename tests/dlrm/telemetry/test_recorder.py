@@ -17,7 +17,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from cpr.estimator.history import SaveCost
 from cpr.recovery.run.report import Recovery
-from dlrm.comm.feedback.residual import LostResiduals
+from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
 from dlrm.metrics import ClickMetrics, MetricValues
 from dlrm.telemetry import Recorder, Telemetry, open_telemetry, recorder

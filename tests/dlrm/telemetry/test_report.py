@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dlrm.comm.feedback.residual import LostResiduals
+from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
 from dlrm.metrics import MetricValues
 from dlrm.telemetry.report import (

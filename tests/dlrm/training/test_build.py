@@ -12,7 +12,7 @@ from cpr.errors import LockedError, MismatchError, NothingSavedError
 from cpr.shards import find_shards, table_groups
 from data.synthetic import SyntheticConfig, generate
 from dlrm.comm.controllers import SelSync
-from dlrm.comm.feedback.residual import Residual
+from dlrm.comm.feedback import Residual
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import ModelConfig
 from dlrm.dense_sync import AllReduceSync

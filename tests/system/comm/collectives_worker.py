@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from dlrm.comm import cost
-from dlrm.comm.autotune import drift
+from dlrm.comm.autotune import tuner as drift
 from dlrm.comm.autotune.candidates import Candidate, estimate, finalists
 from dlrm.comm.autotune.online_trial import OnlineTrial
 from dlrm.comm.collectives import ARTopK, HiTopK, Ring, SparseAllGather, Tree, TwoLevel, select_share
-from dlrm.comm.collectives.process_groups import make_nodes, timeout_of
+from dlrm.comm.collectives.levels import make_nodes, timeout_of
 from dlrm.comm.compression.compressors import Threshold, TopK
 from dlrm.comm.compression.wire_codecs import Cast, WireInt8
 from dlrm.comm.controllers import SumOverRanks

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlrm.comm.build import build_exchange
 from dlrm.comm.config import EXCHANGES, PLAIN, SPARSE, CommConfig
-from dlrm.comm.consistency.error_flags import NUM_FLAGS
+from dlrm.comm.consistency import NUM_FLAGS
 
 CPU = torch.device("cpu")
 SIZE = 203

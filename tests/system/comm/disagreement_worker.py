@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dlrm.comm.config import CONTROLLERS, SPARSE, CommConfig
-from dlrm.comm.consistency.preflight import DisagreementError
+from dlrm.comm.consistency import DisagreementError
 from dlrm.comm.ddp_hook import register
 from dlrm.comm.p3.scheduler import PriorityExchange
 from dlrm.config.schema import Config, TrainConfig

@@ -12,7 +12,7 @@ from dlrm.comm.compression.compressors import MSTopK
 from dlrm.comm.config import COMPRESSORS
 from dlrm.comm.controllers import Fixed
 from dlrm.comm.exchange import Exchange
-from dlrm.comm.feedback.residual import LostResiduals
+from dlrm.comm.feedback import LostResiduals
 from tests.system.comm.common import (
     CPU,
     PER_NODE,

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
-from dlrm.comm.consistency.error_flags import NUM_FLAGS
+from dlrm.comm.consistency import NUM_FLAGS
 from dlrm.comm.links import Link
 from dlrm.config.schema import Config, ModelConfig, ShardingConfig, TrainConfig
 from dlrm.dense_sync import AllReduceSync

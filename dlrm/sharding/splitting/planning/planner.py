@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlrm.comm.autotune.candidates import slowest
-from dlrm.comm.autotune.significance import LEAST_ROUNDS, running, typical
+from dlrm.comm.autotune.online_trial import LEAST_ROUNDS, running, typical
 from dlrm.config.schema import Config
 from dlrm.sharding.pooled import PooledFeatures
 from dlrm.sharding.splitting.head import Head

@@ -42,7 +42,7 @@ def test_a_lossy_exchange_that_saves_little_is_not_chosen():
 
 
 def test_among_lossless_ones_the_fastest_is_chosen_however_little_it_saves():
-    chosen, estimates = decide([ring(0.011), estimate("tree", 1.0, 0.010, lossless=True)], {0: 1.0, 1: 0.999})
+    chosen, _ = decide([ring(0.011), estimate("tree", 1.0, 0.010, lossless=True)], {0: 1.0, 1: 0.999})
     assert chosen == 1
 
 
@@ -72,7 +72,9 @@ def test_candidates_that_make_steps_clearly_longer_are_not_tried():
 
 
 def test_the_fastest_sparse_candidate_is_chosen_where_dense_ones_are_far_slower():
-    chosen, estimates = decide([ring(2.0), estimate("sparse", 0.2, 0.3), estimate("star", 0.2, 0.3)], {1: 1.0, 2: 0.995})
+    chosen, estimates = decide(
+        [ring(2.0), estimate("sparse", 0.2, 0.3), estimate("star", 0.2, 0.3)], {1: 1.0, 2: 0.995}
+    )
     assert chosen == 2
     assert estimates[2].reason == "chosen: the shortest steps"
 

@@ -5,11 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlrm.comm.autotune import drift
 from dlrm.comm.autotune import tuner as tuner_module
 from dlrm.comm.autotune.candidates import ExchangeEstimate
-from dlrm.comm.autotune.online_trial import MOST_ROUNDS, STEPS
-from dlrm.comm.autotune.significance import LEAST_ROUNDS
+from dlrm.comm.autotune.online_trial import LEAST_ROUNDS, MOST_ROUNDS, STEPS
 from dlrm.comm.autotune.tuner import DENSE_STEPS, ExchangeTuner
 
 CPU = torch.device("cpu")
@@ -25,7 +23,6 @@ class Machine:
         self.choices = 0
         self.bytes_per_s = 1e9
         monkeypatch.setattr(tuner_module, "measure_links", self._links)
-        monkeypatch.setattr(drift, "measure_links", self._links)
         monkeypatch.setattr(tuner_module, "estimate", self._estimate)
 
     def _links(self, device, group):
@@ -110,7 +107,7 @@ def test_a_single_candidate_is_chosen_without_a_trial(world_of_one, monkeypatch)
 
 
 def test_candidates_are_tried_again_when_the_time_of_exchanges_drifts(world_of_one, monkeypatch):
-    monkeypatch.setattr(drift, "CHECK_STEPS", 5)
+    monkeypatch.setattr(tuner_module, "CHECK_STEPS", 5)
     machine = Machine(monkeypatch, ring=0.3, tree=0.5, all_gather=0.1)
     tuner = make()
     machine.run(tuner, DENSE_STEPS + TRIAL + 10)
@@ -123,8 +120,8 @@ def test_candidates_are_tried_again_when_the_time_of_exchanges_drifts(world_of_o
 @pytest.mark.parametrize(("factor", "plans"), [(1.5, 1), (3.0, 2), (0.3, 2)])
 def test_candidates_are_tried_again_when_the_speed_of_links_drifts(factor, plans, world_of_one, monkeypatch):
     """Though what was chosen sends so little that it takes no other time."""
-    monkeypatch.setattr(drift, "CHECK_STEPS", 5)
-    monkeypatch.setattr(drift, "CHECKS_PER_PROBE", 3)
+    monkeypatch.setattr(tuner_module, "CHECK_STEPS", 5)
+    monkeypatch.setattr(tuner_module, "CHECKS_PER_PROBE", 3)
     machine = Machine(monkeypatch, ring=0.3, tree=0.5, all_gather=0.1)
     tuner = make()
     machine.run(tuner, DENSE_STEPS + TRIAL + 30)
@@ -153,7 +150,7 @@ def test_loading_a_state_replaces_the_current_choice(world_of_one, monkeypatch):
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_choice_is_restored_on_as_many_ranks_only(num_ranks, world_of_one, monkeypatch):
-    monkeypatch.setattr(drift, "CHECK_STEPS", 5)
+    monkeypatch.setattr(tuner_module, "CHECK_STEPS", 5)
     machine = Machine(monkeypatch, ring=0.3, tree=0.5, all_gather=0.1)
     tuner = make()
     machine.run(tuner, DENSE_STEPS + TRIAL + 10)

@@ -6,7 +6,7 @@ from itertools import cycle
 import pytest
 import torch
 
-from dlrm.comm.autotune.significance import LEAST_ROUNDS
+from dlrm.comm.autotune.online_trial import LEAST_ROUNDS
 from dlrm.sharding.splitting.planning import planner as module
 from dlrm.sharding.splitting.planning.planner import CALLS, WARM_UP, benchmark
 

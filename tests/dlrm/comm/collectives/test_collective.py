@@ -2,8 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.comm.collectives.collective import Buffers, kept_in_part
-from dlrm.comm.collectives.point_to_point import split_evenly
+from dlrm.comm.collectives.collective import Buffers, kept_in_part, split_evenly
 
 
 @given(st.integers(0, 1000), st.integers(1, 20))

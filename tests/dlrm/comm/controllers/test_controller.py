@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.comm.controllers import measures
-from dlrm.comm.controllers.measures import Ewma, agreed_median, energy
+from dlrm.comm.controllers import controller
+from dlrm.comm.controllers.controller import Ewma, agreed_median, energy
 from tests.dlrm.comm.controllers.groups import Alone, together
 
 
 def test_energy_of_a_long_vector_is_that_in_double_precision(monkeypatch):
-    monkeypatch.setattr(measures, "SLICE", 1000)
+    monkeypatch.setattr(controller, "SLICE", 1000)
     vector = torch.randn(12_345, generator=torch.Generator().manual_seed(0))
     assert energy(vector).item() == pytest.approx(vector.double().square().sum().item(), rel=1e-6)
     assert energy(vector[:0]).item() == 0

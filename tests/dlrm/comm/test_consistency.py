@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dlrm.comm.consistency.error_flags import NUM_FLAGS, ErrorFlags
-from dlrm.comm.consistency.preflight import DisagreementError
+from dlrm.comm.consistency import NUM_FLAGS, DisagreementError, ErrorFlags
 
 
 class Event:
