@@ -14,7 +14,6 @@ but backward pass and exchange do not overlap.
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -66,20 +65,10 @@ def register(model: DistributedDataParallel, config: CommConfig, *, mean: bool =
     if not isinstance(config, CommConfig):
         raise ValueError(f"register takes a dlrm.comm.config.CommConfig, not {config!r}")
     hook = GradientHook(model, config, mean)
-    model.register_comm_hook(hook, _exchange_bucket)
+    model.register_comm_hook(hook, GradientHook.take)
     watch = register_optimizer_step_pre_hook(hook.check_step)
     weakref.finalize(model, watch.remove)  # the optimizer hook is global, and must not keep models alive
     return hook
-
-
-@dataclass(frozen=True)
-class _Bucket:
-    """A bucket of gradients from DDP, with the future that DDP waits for."""
-
-    buffer: Tensor
-    pairs: Sequence[tuple[Tensor, Tensor]]
-    """Parameters and their gradients: views of the buffer."""
-    future: torch.futures.Future[Tensor]
 
 
 class GradientHook:
@@ -105,7 +94,7 @@ class GradientHook:
         warns = dist.get_rank(model.process_group) == 0
         self.check_step = StepCheck(config, self._pieces.keys(), self.exchange.residual, warns=warns)
         """Checks the optimizer before its step."""
-        self._buckets: list[_Bucket] = []
+        self._buckets: list[tuple[Tensor, list[tuple[Tensor, Tensor]], torch.futures.Future[Tensor]]] = []
         self._num_taken = 0
         self._began_s: float | None = None
 
@@ -165,7 +154,7 @@ class GradientHook:
             [self._flat.device] if self._flat.device.type == "cuda" else []
         )
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-        self._buckets.append(_Bucket(bucket.buffer(), pairs, future))
+        self._buckets.append((bucket.buffer(), pairs, future))
         if problem is None and bucket.is_last() and self._num_taken != self.exchange.num_values:
             problem = RuntimeError(
                 f"the buckets have {self._num_taken:,} values in all, of {self.exchange.num_values:,}: "
@@ -185,13 +174,13 @@ class GradientHook:
         self._began_s = begin_s
         total, _ = self.exchange.combine(self._flat, mean=self._mean, problem=problem)
         totals = dict(zip(self._pieces, self._split(total), strict=True))
-        for bucket in self._buckets:
+        for buffer, pairs, future in self._buckets:
             # gradients are views of the bucket's buffer, which DDP reads from the future
-            for parameter, gradient in bucket.pairs:
+            for parameter, gradient in pairs:
                 gradient.copy_(totals[id(parameter)].view_as(gradient))
                 if self._may_be_unused or parameter.grad is None:
                     self._deliver(parameter, gradient)
-            bucket.future.set_result(bucket.buffer)
+            future.set_result(buffer)
         self._buckets.clear()
 
     def _split(self, flat: Tensor) -> Sequence[Tensor]:
@@ -207,10 +196,6 @@ class GradientHook:
                 parameter.grad = gradient if self._keeps_views else gradient.clone()
         elif not self._keeps_views:
             parameter.grad.copy_(gradient)
-
-
-def _exchange_bucket(state: GradientHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return state.take(bucket)
 
 
 def _check_dtypes(named: Mapping[str, nn.Parameter]) -> None:

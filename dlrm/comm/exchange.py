@@ -31,10 +31,10 @@ ENERGY_STEPS: Final = 100
 
 
 class Exchange:
-    """Sums gradients over ranks; all ranks make the same calls in the same order.
+    """Sums gradients of `d` values over ranks; all ranks make the same calls in the same order.
 
     Args:
-        num_values: of the gradient, `d`.
+        num_values: `d`.
         collective: sums what is selected.
         compressor: selects, where the collective is sparse.
         controller: decides how much is sent.
@@ -61,6 +61,8 @@ class Exchange:
         self._compressor, self._controller = compressor, controller
         self._dense = dense
         self._device, self._group, self._tuner = device, group, tuner
+        self.is_tuned = tuner is not None
+        """Whether a tuner uses step times, so that the device must finish before they are read."""
         self._num_ranks = dist.get_world_size(group)
         rank = dist.get_rank(group)
         self._error_flags = ErrorFlags(rank, device.type == "cuda")
@@ -73,11 +75,6 @@ class Exchange:
         self._owners = 0  # ranks that had residuals in the loaded state
         self._energies: list[float] = []
         self._tally = Tally(device)
-
-    @property
-    def is_tuned(self) -> bool:
-        """Whether a tuner uses step times, so that the device must finish before they are read."""
-        return self._tuner is not None
 
     def make_buffer(self, num_scalars: int = 0) -> Tensor:
         """Allocate zeros fp32 `[d + num_scalars + NUM_FLAGS]` for `combine`."""
@@ -136,13 +133,10 @@ class Exchange:
         return total, scalars
 
     def observe(self, seconds: float) -> None:
-        """Let controllers and the tuner learn from a step; all ranks call it.
+        """Let controllers and the tuner learn from a step; all ranks call it, and it raises as `combine`.
 
-        Args:
-            seconds: of the whole step on this rank, computation included, evaluation and saving excluded.
-
-        Raises:
-            DisagreementError: as `sum`.
+        `seconds` are those of the whole step on this rank, computation included, evaluation and saving
+        excluded.
         """
         if _is_controlled(self.collective):
             self._controller.observe(seconds)
@@ -171,16 +165,16 @@ class Exchange:
     def settle(self) -> LostResiduals | None:
         """After states were loaded, or not, verify that ranks agree, and count missing residuals as lost.
 
-        All ranks call it once, before the first exchange.
-
-        Returns:
-            What was lost now; None: nothing.
+        All ranks call it once, before the first exchange. It returns what was lost now; None: nothing.
 
         Raises:
             DisagreementError: on all ranks: they would continue from different states.
         """
+        done = f"has done {self.steps_done:,} exchanges of {self.num_values:,} values"
+        plan = "" if self._tuner is None else f", tuned to {self._tuner.state_dict()}"
+        described = f"{done} and continues by {self._describe_sending()}{plan}"
         gathered: list[Any] = [None] * self._num_ranks
-        dist.all_gather_object(gathered, (self._describe(), self.residual.inherited), group=self._group)
+        dist.all_gather_object(gathered, (described, self.residual.inherited), group=self._group)
         check_same(
             [state for state, _ in gathered],
             "Give all ranks the same options, and states saved at the same step",
@@ -218,12 +212,6 @@ class Exchange:
         for name, part in self._parts().items():
             if name in state["parts"]:
                 part.load_state_dict(state["parts"][name])
-
-    def _describe(self) -> str:
-        """All that decides what this rank will do next, as text for an error message."""
-        done = f"has done {self.steps_done:,} exchanges of {self.num_values:,} values"
-        plan = "" if self._tuner is None else f", tuned to {self._tuner.state_dict()}"
-        return f"{done} and continues by {self._describe_sending()}{plan}"
 
     def _parts(self) -> dict[str, Any]:
         """Parts with a state that all ranks share, by the name of their class."""

@@ -85,12 +85,16 @@ class PriorityExchange:
             raise problem
         self._names, self._parameters = list(named), list(named.values())
         sizes = {name: parameter.numel() for name, parameter in named.items()}
-        self._layout = lay_out(sizes, slice_values, fuse_values)
+        places, self._slices = lay_out(sizes, slice_values, fuse_values)
+        self._slices_of: list[list[int]] = [[] for _ in places]
+        for number, each in enumerate(self._slices):
+            for index in each.parameters:
+                self._slices_of[index].append(number)
         device = self._parameters[0].device
         self._flat = torch.zeros(sum(sizes.values()), device=device)
         self._pieces = [
             shaped_like(self._flat[place], parameter)
-            for place, parameter in zip(self._layout.places, self._parameters, strict=True)
+            for place, parameter in zip(places, self._parameters, strict=True)
         ]
         self._side = SideStream(device)
         self._updates = _PartialStep(optimizer)
@@ -98,10 +102,12 @@ class PriorityExchange:
         self._steps = 0
         self.waited_s = 0.0
         """Seconds that the training loop has waited for slices."""
-        slices = self._layout.slices
         # the thread uses the attributes above
         self._thread = CommThread(
-            [each.name for each in slices], [len(each.parameters) for each in slices], self._send, self._agree
+            [each.name for each in self._slices],
+            [len(each.parameters) for each in self._slices],
+            self._send,
+            self._agree,
         )
         self._param_order = ParamOrder(model, self._parameters, self._update)
         self._hooks = self._hook_into(model, optimizer)
@@ -109,7 +115,7 @@ class PriorityExchange:
     @property
     def order(self) -> list[str]:
         """Names of the slices in the order in which they are sent: the same on all ranks."""
-        return [self._layout.slices[number].name for number in self._thread.order]
+        return [self._slices[number].name for number in self._thread.order]
 
     def step(self) -> None:
         """End a step: parameters are updated by its gradients when they are next used.
@@ -195,7 +201,7 @@ class PriorityExchange:
     def _mark(self, index: int) -> None:
         self._marked.add(index)
         self._side.give(index, finish=self._thread.is_measuring)
-        for number in self._layout.slices_of[index]:
+        for number in self._slices_of[index]:
             self._thread.mark(number)
 
     def _update(self, indices: Iterable[int]) -> None:
@@ -203,7 +209,7 @@ class PriorityExchange:
         chosen = [index for index in indices if index in self._pending]
         if not chosen:
             return
-        numbers = sorted({number for index in chosen for number in self._layout.slices_of[index]})
+        numbers = sorted({number for index in chosen for number in self._slices_of[index]})
         begin = time.perf_counter()
         for number in numbers:
             self._thread.wait(number, self._steps)
@@ -220,7 +226,7 @@ class PriorityExchange:
 
     def _send(self, number: int) -> None:
         """Replace a slice by its mean over ranks; runs in the thread."""
-        each = self._layout.slices[number]
+        each = self._slices[number]
         vector = self._flat[each.begin : each.end]
         with (
             torch.no_grad(),
@@ -236,7 +242,7 @@ class PriorityExchange:
     def _agree(self, ready_s: Sequence[float], takes_s: Sequence[float]) -> list[int]:
         """Agree on the order of slices by rank 0's times; runs in the thread."""
         turns = self._param_order.turns
-        needed = [min(turns[index] for index in each.parameters) for each in self._layout.slices]
+        needed = [min(turns[index] for index in each.parameters) for each in self._slices]
         order = torch.tensor(issue_order(ready_s, needed, takes_s), device=self._flat.device)
         if self._num_ranks > 1:
             with self._side.background((), -1, finish=True):

@@ -31,21 +31,9 @@ class Slice:
     """Indices of the parameters with values in the slice."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SliceLayout:
-    """The layout of parameters in a flat gradient, and the slices of that."""
-
-    places: tuple[slice, ...]
-    """Where each parameter's values are in the flat gradient."""
-    slices: tuple[Slice, ...]
-    """All slices in order; they cover the flat gradient."""
-    slices_of: tuple[tuple[int, ...], ...]
-    """Indices of the slices that hold each parameter's values."""
-
-
 def lay_out(
     sizes: Mapping[str, int], slice_values: int = SLICE_VALUES, fuse_values: int = FUSE_VALUES
-) -> SliceLayout:
+) -> tuple[list[slice], list[Slice]]:
     """Cut large tensors and fuse small ones, by the arguments alone, so that all ranks do the same.
 
     Small tensors are fused with later ones, across large ones, until they have `fuse_values` together.
@@ -54,6 +42,9 @@ def lay_out(
         sizes: values of each parameter by name, in about the order in which the forward pass uses them.
         slice_values: largest size of a slice.
         fuse_values: smaller tensors share a slice; 0: none do.
+
+    Returns:
+        Where each parameter's values are in the flat gradient, and the slices, which cover it in order.
 
     Raises:
         ValueError: two tensors that may be fused do not fit into a slice.
@@ -73,11 +64,7 @@ def lay_out(
             end += counts[index]
         label = ", ".join(names[index] for index in group)
         slices += _cut(label, begin, end, tuple(group), slice_values)
-    slices_of: list[list[int]] = [[] for _ in counts]
-    for number, each in enumerate(slices):
-        for index in each.parameters:
-            slices_of[index].append(number)
-    return SliceLayout(places=tuple(places), slices=tuple(slices), slices_of=tuple(map(tuple, slices_of)))
+    return places, slices
 
 
 def _fused(counts: Sequence[int], fuse_values: int) -> list[list[int]]:

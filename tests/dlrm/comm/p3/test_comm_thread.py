@@ -29,43 +29,25 @@ def send_round(thread, rounds, marks=(2, 1, 0)):
         thread.wait(index, rounds)
 
 
-def test_the_order_is_fixed_whatever_is_ready_first(make_thread):
-    sent = []
-    thread = make_thread(sent.append)
-    send_round(thread, 1, marks=(2, 1, 0))
-    send_round(thread, 2, marks=(1, 2, 0))
-    assert sent == [0, 1, 2] * 2
-
-
-def test_the_agreed_order_follows_the_measured_rounds(make_thread):
+def test_slices_are_sent_in_the_agreed_order_when_all_their_parts_are_ready(make_thread):
     sent, calls = [], []
 
     def agree(ready_s, takes_s):
         calls.append((list(ready_s), list(takes_s)))
         return [2, 0, 1]
 
-    thread = make_thread(sent.append, agree)
-    for rounds in range(1, MEASURED_ROUNDS + 3):
-        send_round(thread, rounds)
-    assert sent == [0, 1, 2] * MEASURED_ROUNDS + [2, 0, 1] * 2
-    ((ready_s, takes_s),) = calls
-    assert ready_s[2] <= ready_s[1] <= ready_s[0]
-    assert all(0 <= each < float("inf") for each in takes_s)
-    assert not thread.is_measuring
-
-
-def test_a_slice_of_several_parts_waits_for_all_of_them(make_thread):
-    sent = []
-    thread = make_thread(sent.append, parts=(2, 1, 1))
-    thread.mark(0)
-    thread.mark(1)
-    thread.mark(2)
+    thread = make_thread(sent.append, agree, parts=(2, 1, 1))
+    for index in (2, 1, 0):
+        thread.mark(index)
     assert not sent
     thread.mark(0)
-    thread.wait(2, 1)
-    assert sent == [0, 1, 2]
-    send_round(thread, 2, marks=(0, 0, 1, 2))
-    assert sent == [0, 1, 2] * 2
+    for rounds in range(1, MEASURED_ROUNDS + 3):
+        send_round(thread, rounds, marks=() if rounds == 1 else (1, 2, 0, 0))
+    assert sent == [0, 1, 2] * MEASURED_ROUNDS + [2, 0, 1] * 2
+    ((ready_s, takes_s),) = calls
+    assert ready_s[1] <= ready_s[2] <= ready_s[0]
+    assert all(0 <= each < float("inf") for each in takes_s)
+    assert not thread.is_measuring
 
 
 def test_an_error_is_raised_in_all_waiting_calls(make_thread):

@@ -31,21 +31,22 @@ class Net(nn.Module):
         return self.last(self.first_again(x)) * self.scale
 
 
-def learned(forward=None):
+def learned(forward):
+    """The order that `forward(model)` shows; `asked` collects the names that modules ask for."""
     model, asked = Net(), []
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = list(model.parameters())
     param_order = ParamOrder(
         model, parameters, lambda indices: asked.append([names[id(parameters[index])] for index in indices])
     )
-    (forward or model)(torch.ones(2, 3))
+    forward(model)
     assert not asked, "nothing is learned yet"
     param_order.learn()
     return model, param_order, asked, list(names.values())
 
 
-def test_each_module_asks_for_its_parameters():
-    model, _, asked, _ = learned()
+def test_each_module_asks_for_its_parameters_when_it_is_called():
+    model, param_order, asked, names = learned(lambda model: model(torch.ones(2, 3)))
     model(torch.ones(2, 3))
     layers = [f"inner.fused.{layer}.{kind}" for layer in (0, 1) for kind in ("weight", "bias")]
     assert asked == [
@@ -55,39 +56,27 @@ def test_each_module_asks_for_its_parameters():
         ["last.weight", "first_again.bias"],
         ["last.weight", "last.bias"],
     ]
-
-
-def test_a_parameters_turn_is_that_of_its_first_module():
-    _, param_order, _, names = learned()
-    turn = dict(zip(names, param_order.turns, strict=True))
+    turn = dict(zip(names, param_order.turns, strict=True))  # that of the first module that asks
     assert turn["scale"] < turn["first.weight"] < turn["inner.fused.0.weight"]
     assert turn["inner.fused.0.weight"] == turn["inner.fused.1.bias"]
     assert turn["inner.fused.0.weight"] < turn["last.weight"] == turn["first_again.bias"] < turn["last.bias"]
     assert not param_order.unseen
+    param_order.close()
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_parameters_without_a_called_module_are_unseen():
-    model = Net()
-    param_order = ParamOrder(model, list(model.parameters()), lambda indices: None)
-    model.forward(torch.ones(2, 3))  # the model itself is not called, and the modules below it are
-    param_order.learn()
-    names = [name for name, _ in model.named_parameters()]
+    # the model itself is not called, and the modules below it are
+    _, param_order, _, names = learned(lambda model: model.forward(torch.ones(2, 3)))
     assert [names[index] for index in param_order.unseen] == ["scale"]
 
 
 def test_evaluation_passes_are_ignored():
-    model = Net()
-    param_order = ParamOrder(model, list(model.parameters()), lambda indices: None)
-    with torch.no_grad():
-        model(torch.ones(2, 3))
-    model.last(model.first(torch.ones(2, 3)))  # the training step calls less
-    param_order.learn()
-    names = [name for name, _ in model.named_parameters()]
+    def evaluate_then_train(model):
+        with torch.no_grad():
+            model(torch.ones(2, 3))
+        model.last(model.first(torch.ones(2, 3)))  # the training step calls less
+
+    _, param_order, _, names = learned(evaluate_then_train)
     seen = {"last.bias", "first.weight", "first.bias"}  # `first_again` may read the other weight any time
     assert {names[index] for index in param_order.unseen} == set(names) - seen
-
-
-def test_close_removes_all_hooks():
-    model, param_order, _, _ = learned()
-    param_order.close()
-    assert not any(module._forward_pre_hooks for module in model.modules())

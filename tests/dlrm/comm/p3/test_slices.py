@@ -6,39 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.comm.p3.slices import SLICE_VALUES, issue_order, lay_out
+from dlrm.comm.p3.slices import issue_order, lay_out
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=12)
 
 
-def named(sizes):
-    return {f"p{index}": size for index, size in enumerate(sizes)}
-
-
 def test_large_tensors_are_cut_evenly():
-    layout = lay_out({"weight": 120_000})
-    assert SLICE_VALUES == 50_000
-    assert [each.end - each.begin for each in layout.slices] == [40_000] * 3
-    assert layout.slices[1].name == "weight[40000:80000]"
+    _, slices = lay_out({"weight": 120_000})
+    assert [each.end - each.begin for each in slices] == [40_000] * 3
+    assert slices[1].name == "weight[40000:80000]"
 
 
 @given(sizes=SIZES, slice_values=st.integers(40, 200), fuse_values=st.integers(0, 20))
 def test_every_value_lies_in_one_slice(sizes, slice_values, fuse_values):
-    layout = lay_out(named(sizes), slice_values, fuse_values)
-    bounds = [(each.begin, each.end) for each in layout.slices]
+    places, slices = lay_out(
+        {f"p{index}": size for index, size in enumerate(sizes)}, slice_values, fuse_values
+    )
+    bounds = [(each.begin, each.end) for each in slices]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == sum(sizes)
     assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(bounds))
     assert all(0 < end - begin <= slice_values for begin, end in bounds)
-    places = sorted((place.start, place.stop) for place in layout.places)
-    assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(places))
-    for index, (size, place) in enumerate(zip(sizes, layout.places, strict=True)):
+    in_order = sorted((place.start, place.stop) for place in places)
+    assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(in_order))
+    for index, (size, place) in enumerate(zip(sizes, places, strict=True)):
         assert place.stop - place.start == size
-        holders = [
-            number for number, (begin, end) in enumerate(bounds) if begin < place.stop and place.start < end
-        ]
-        assert list(layout.slices_of[index]) == holders
-        assert all(index in layout.slices[number].parameters for number in holders)
+        for each in slices:
+            assert (index in each.parameters) == (each.begin < place.stop and place.start < each.end)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +44,7 @@ def test_every_value_lies_in_one_slice(sizes, slice_values, fuse_values):
     ],
 )
 def test_small_tensors_share_slices(sizes, fuse_values, names):
-    assert [each.name for each in lay_out(sizes, 100, fuse_values).slices] == names
+    assert [each.name for each in lay_out(sizes, 100, fuse_values)[1]] == names
 
 
 def test_slices_too_small_for_fused_tensors_are_refused():
@@ -61,10 +55,7 @@ def test_slices_too_small_for_fused_tensors_are_refused():
 @pytest.mark.parametrize(
     ("takes_s", "order"),
     [
-        (
-            2.5,
-            [3, 1, 0, 2],
-        ),  # the first layer is needed first, once it is ready
+        (2.5, [3, 1, 0, 2]),  # the first layer is needed first, once it is ready
         (0.1, [3, 2, 1, 0]),  # on a fast link, as slices become ready
         (100.0, [3, 0, 1, 2]),  # on a slow link, as slices are needed
     ],
