@@ -2,14 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dlrm.comm.row_sparse import (
     RowSums,
-    _parts,
     _tall_tables,
     bytes_by_rows,
     bytes_dense,
@@ -32,18 +29,6 @@ def test_rows_are_fewer_bytes_until_all_ranks_touch_their_share():
         for busiest, fewer in ((most, True), (most + 1, False)):
             counts = [busiest, *[0] * (num_ranks - 1)]
             assert (bytes_by_rows(counts, 16) < dense) == fewer, (num_ranks, busiest)
-
-
-@given(st.integers(0, 50), st.integers(1, 20))
-def test_numbers_and_rows_share_a_message(num_rows, columns):
-    numbers = torch.randint(0, 2**31 - 1, (num_rows,))
-    rows = torch.randn(num_rows, columns)
-    message = torch.full((num_rows * (1 + columns),), torch.nan)
-    for part, values in zip(_parts(message, columns), (numbers, rows), strict=True):
-        part.copy_(values)
-    found = _parts(message.clone(), columns)
-    assert torch.equal(found[0].long(), numbers)
-    assert torch.equal(found[1], rows)
 
 
 def test_neighbours_of_one_width_are_one_tall_table():

@@ -7,16 +7,23 @@ from dlrm.comm.compression.compressors import TopK
 NUM_VALUES = 4000
 
 
+def seeded(step, rank):
+    return torch.Generator().manual_seed(1000 * rank + step)
+
+
 def uneven(step, rank=0):
     """A gradient with most of its energy in few values."""
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    return torch.randn(NUM_VALUES, generator=generator) ** 5
+    return torch.randn(NUM_VALUES, generator=seeded(step, rank)) ** 5
 
 
 def even(step, rank=0):
     """A gradient whose values all are of one size: each share keeps just its share of energy."""
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    return torch.randint(0, 2, (NUM_VALUES,), generator=generator).float() * 2 - 1
+    return torch.randint(0, 2, (NUM_VALUES,), generator=seeded(step, rank)).float() * 2 - 1
+
+
+def slow_link(ratio):
+    """Seconds of a step that is mostly exchange."""
+    return 0.1 + ratio
 
 
 class Counting(TopK):

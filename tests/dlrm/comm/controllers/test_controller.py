@@ -35,14 +35,6 @@ def test_smoothed_value_is_the_weighted_mean_of_the_window(values, num_ranks, wi
     assert smoothed.mean == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_with_16_ranks_the_newest_value_weighs_16_per_cent_as_in_the_paper():
-    smoothed = Ewma(num_ranks=16, window=1000)
-    for _ in range(500):
-        smoothed.add(0.0)
-    smoothed.add(1.0)
-    assert smoothed.mean == pytest.approx(0.16, rel=1e-6)
-
-
 def test_a_restored_smoothed_value_continues():
     smoothed, resumed = Ewma(8), Ewma(8)
     assert math.isnan(smoothed.mean)

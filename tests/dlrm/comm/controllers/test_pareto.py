@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from dlrm.comm.controllers import Pareto
 from dlrm.comm.controllers.pareto import RATIOS, Point, knee, pareto_set
 from tests.dlrm.comm.controllers.groups import Alone, together
-from tests.dlrm.comm.controllers.playing import NUM_VALUES, Play, even, uneven
+from tests.dlrm.comm.controllers.playing import NUM_VALUES, Play, even, slow_link, uneven
 
 SAMPLE, REST = 5, 20
 EXPLORING = 6 * SAMPLE
@@ -25,10 +25,6 @@ points = st.lists(
 
 def make(agree=None, **changes):
     return Pareto(**{"agree": agree or Alone(), "sample_steps": SAMPLE, "rest_steps": REST, **changes})
-
-
-def slow_link(ratio):
-    return 0.1 + ratio
 
 
 @given(points)
@@ -103,13 +99,3 @@ def test_candidates_are_tried_again_when_the_gain_has_moved():
     noise["size"] = 20
     play.steps(SAMPLE)
     assert play.steps(SAMPLE) == [NUM_VALUES] * SAMPLE
-
-
-def test_candidates_are_tried_again_when_a_link_has_become_slow():
-    link = {"s": 0.0}
-    play = Play(make(), lambda ratio: 0.1 + link["s"] * ratio)
-    play.steps(EXPLORING + REST)
-    assert play.sent[-1] == NUM_VALUES
-    link["s"] = 1.0
-    play.steps(SAMPLE + EXPLORING + 1)
-    assert play.sent[-1] < NUM_VALUES

@@ -9,7 +9,7 @@ import torch
 from dlrm.comm.compression.compressors import TopK
 from dlrm.comm.controllers import GraVAC, Pareto
 from tests.dlrm.comm.controllers.groups import Alone, together
-from tests.dlrm.comm.controllers.playing import NUM_VALUES, Play, even, uneven
+from tests.dlrm.comm.controllers.playing import NUM_VALUES, Play, even, slow_link, uneven
 
 SEARCHING = 180
 """Steps in which both have tried all shares."""
@@ -24,11 +24,6 @@ def pareto(agree=None):
 
 
 BOTH = pytest.mark.parametrize("make", [gravac, pareto])
-
-
-def slow_link(ratio):
-    """Seconds of a step that is mostly exchange."""
-    return 0.1 + ratio
 
 
 @BOTH
@@ -96,6 +91,15 @@ def test_a_restored_state_continues_unchanged(make, stop):
     resumed.residual, resumed.sent[:] = play.residual, play.sent
     assert resumed.steps(SEARCHING) == play.steps(SEARCHING)
     assert resumed.controller.state_dict() == play.controller.state_dict()
+
+
+@BOTH
+def test_searches_again_when_a_link_has_become_slow(make):
+    link = {"s": 0.0}
+    play = Play(make(), lambda ratio: 0.1 + link["s"] * ratio)
+    assert play.steps(SEARCHING)[-1] == NUM_VALUES
+    link["s"] = 1.0
+    assert play.steps(SEARCHING + 60)[-1] < NUM_VALUES
 
 
 @BOTH

@@ -41,13 +41,13 @@ def train_selectively(member, delta, optimizer=SGD, **options):
     return weight.detach(), [state.clone() for state in averaged_state(dense)], averaged, sync
 
 
-def train_in_step(optimizer=SGD, **options):
-    """One process on the batches of all ranks."""
+def train_in_step(ranks=range(RANKS), **options):
+    """One process on the batches of these ranks."""
     weight = torch.nn.Parameter(torch.zeros(DIM, 1))
-    dense = optimizer([weight], lr=0.05, **options)
+    dense = SGD([weight], lr=0.05, **options)
     for step in range(STEPS):
         dense.zero_grad()
-        sum(loss_of(weight, *batch(step, rank)) / RANKS for rank in range(RANKS)).backward()
+        sum(loss_of(weight, *batch(step, rank)) / len(ranks) for rank in ranks).backward()
         dense.step()
     return weight.detach()
 
@@ -59,16 +59,6 @@ def alone(delta, num_ranks=1):
 
 def decisions_of(sync, norms):
     return [sync.should_sync(norm, torch.zeros(0))[0] for norm in norms]
-
-
-def train_alone(rank):
-    weight = torch.nn.Parameter(torch.zeros(DIM, 1))
-    dense = SGD([weight], lr=0.05)
-    for step in range(STEPS):
-        dense.zero_grad()
-        loss_of(weight, *batch(step, rank)).backward()
-        dense.step()
-    return weight.detach()
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}])
@@ -83,7 +73,8 @@ def test_a_huge_delta_is_training_alone():
     ranks = together(RANKS, partial(train_selectively, delta=1e9))
     for rank, (weight, _, averaged, sync) in enumerate(ranks):
         assert averaged == [False] * STEPS
-        assert torch.equal(weight, train_alone(rank))
+        assert sync._agree.sums == STEPS, "the flag is sent with the scalars"
+        assert torch.equal(weight, train_in_step([rank]))
         assert not sync.is_joined
     assert not torch.equal(ranks[0][0], ranks[1][0])
 
@@ -154,15 +145,6 @@ def test_unequally_many_values_are_refused_on_all_ranks():
         return True
 
     assert all(together(RANKS, work))
-
-
-def test_the_flag_is_sent_with_the_scalars():
-    def work(member):
-        sync = SelSync(agree=member, delta=10, total=member.total)
-        sums = [sync.should_sync(1.0, torch.tensor([float("nan"), 2.0]))[1].tolist()[1] for _ in range(3)]
-        return sums, member.sums
-
-    assert together(RANKS, work) == [([2.0 * RANKS] * 3, 3)] * RANKS
 
 
 def test_parameters_of_any_shape_are_averaged_in_place():
