@@ -29,7 +29,7 @@ from torch.distributed.run import get_args_parser
 import dlrm.train
 from cpr.cli.main import COMMANDS, build_parser, entry
 from data.synthetic import SyntheticConfig, generate
-from dlrm.comm.collectives import SparseAllGather
+from dlrm.comm.collectives.sparse import SparseAllGather
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import Config
 from examples import recovery_demo

@@ -10,22 +10,16 @@ import torch.distributed as dist
 
 from dlrm.comm.autotune.candidates import Candidate
 from dlrm.comm.autotune.tuner import ExchangeTuner
-from dlrm.comm.collectives import (
-    ARTopK,
-    Buffers,
-    Collective,
-    HiTopK,
-    Ring,
-    SparseAllGather,
-    Tree,
-    TwoLevel,
-    select_share,
-)
-from dlrm.comm.collectives.levels import Nodes, make_nodes
+from dlrm.comm.collectives.collective import Buffers, Collective, select_share
+from dlrm.comm.collectives.dense_sums import Ring, Tree
+from dlrm.comm.collectives.levels import HiTopK, Nodes, TwoLevel, make_nodes
+from dlrm.comm.collectives.sparse import ARTopK, SparseAllGather
 from dlrm.comm.compression.compressors import Compressor, MSTopK, RandomK, Threshold, TopK
 from dlrm.comm.compression.wire_codecs import Cast, WireCodec, WireInt8
 from dlrm.comm.config import EXCHANGES, PLAIN, TRIED_CODECS, CommConfig
-from dlrm.comm.controllers import Controller, Fixed, GraVAC, Pareto, SumOverRanks, num_kept_of
+from dlrm.comm.controllers.controller import Controller, Fixed, SumOverRanks, num_kept_of
+from dlrm.comm.controllers.gravac import GraVAC
+from dlrm.comm.controllers.pareto import Pareto
 from dlrm.comm.exchange import Exchange
 
 CODECS: Final[dict[str, WireCodec]] = {

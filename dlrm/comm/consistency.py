@@ -50,12 +50,7 @@ def run_preflight(
 ) -> tuple[list[float], Tensor]:
     """Return only if all ranks are about to do the same exchange; all ranks call it together.
 
-    Args:
-        intent: of this rank.
-        problem: why this rank cannot take part; None: it can.
-        energy: a number of this rank, gathered along.
-        scalars: `[n]`, any float dtype, on the device on which the group exchanges tensors.
-        group: None is all ranks.
+    `problem` is why this rank cannot take part, and `scalars`, `[n]`, are of any float dtype.
 
     Returns:
         The energies of all ranks, and the sums of the scalars, in their dtype: the same bits everywhere.
@@ -105,10 +100,6 @@ class ErrorFlags:
     To read a number from a GPU is to wait for all queued work. Flags are read at once where the caller waits
     in any case, as for scalars of the same sum; otherwise at the step's end or before the next exchange, when
     their copy has long arrived.
-
-    Args:
-        rank: of this process.
-        on_gpu: whether the sums are made on a GPU.
     """
 
     def __init__(self, rank: int, on_gpu: bool) -> None:
@@ -122,13 +113,9 @@ class ErrorFlags:
             flags[0], flags[1] = 1, self._rank
 
     def read(self, flags: Tensor, problem: Exception | None, exchange: int, at_once: bool) -> None:
-        """Check the summed flags, now or, on a GPU, later.
+        """Check the summed flags, fp32 `[NUM_FLAGS]`, now or, on a GPU, later.
 
-        Args:
-            flags: fp32 `[NUM_FLAGS]`, summed.
-            problem: as given to `write`.
-            exchange: number of the exchange, counted from 1.
-            at_once: whether the caller waits for the sum in any case.
+        `exchange` is counted from 1, and `at_once` is whether the caller waits for the sum in any case.
 
         Raises:
             DisagreementError: another rank has failed; a failed rank raises its own problem.
@@ -145,11 +132,7 @@ class ErrorFlags:
             _check(flags.tolist(), f"cannot take part in exchange {exchange:,}", "Nothing of it counts")
 
     def read_late(self) -> None:
-        """Check flags whose copy was still under way in `read`.
-
-        Raises:
-            DisagreementError: another rank had failed.
-        """
+        """Check flags whose copy was still under way in `read`, which would have raised the same."""
         if self._unread is None:
             return
         exchange, flags, event = self._unread
@@ -190,11 +173,8 @@ def check_alike(
 ) -> None:
     """Check that all ranks have the same parameters and options; all ranks call it together.
 
-    Args:
-        parameters: of this rank, by name, in order.
-        group: None is all ranks.
-        options: of the exchange, compared by their `repr`.
-        problem: why this rank cannot exchange gradients; it is raised here, and reported by the other ranks.
+    Options are compared by their `repr`. `problem` is why this rank cannot exchange gradients: it is raised
+    here, and reported by the other ranks.
 
     Raises:
         ValueError: on all ranks; says what differs, or which rank has a problem.

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlrm.comm.autotune.tuner import ExchangeTuner
-from dlrm.comm.collectives import Collective, Select, select_share
+from dlrm.comm.collectives.collective import Collective, Select, select_share
 from dlrm.comm.compression.compressors import Compressor
 from dlrm.comm.consistency import NUM_FLAGS, ErrorFlags, Intent, check_same, run_preflight
-from dlrm.comm.controllers import Controller, ValueSelection
+from dlrm.comm.controllers.controller import Controller, ValueSelection
 from dlrm.comm.feedback import LostResiduals, Residual, find_lost
 from dlrm.comm.stats import ExchangeFigures, Tally
 

@@ -60,12 +60,8 @@ class Residual:
 
     NaN and infinity stay in a residual until they are sent.
 
-    Args:
-        num_values: of the gradient.
-        compressor: of the exchange.
-        rank: in the exchange's group.
-        num_ranks: of the exchange's group.
-        keeps: false: forget values that were not sent.
+    Rank, number of ranks and compressor are those of the exchange. Without `keeps`, values that were not sent
+    are forgotten.
     """
 
     def __init__(
@@ -157,7 +153,7 @@ class Residual:
 def find_lost(
     owners: int, energies: Sequence[float], held: Sequence[Sequence[tuple[int, int]]], step: int
 ) -> LostResiduals | None:
-    """Find residuals that no rank holds any more.
+    """Find residuals that no rank holds any more, after `step` exchanges.
 
     Args:
         owners: number of ranks that had residuals; 0: none had.
@@ -199,13 +195,8 @@ class StepCheck:
 
     Under a `GradScaler`, a residual keeps the scale of its own step and is added to gradients of another, and
     an infinity stays until it is sent. This is a hook for
-    `torch.optim.optimizer.register_optimizer_step_pre_hook`.
-
-    Args:
-        config: of the exchange.
-        parameters: exchanged parameters, by `id`.
-        residual: of the exchange.
-        warns: whether this rank logs warnings.
+    `torch.optim.optimizer.register_optimizer_step_pre_hook`. `parameters` are the ids of those exchanged, and
+    `warns` is whether this rank logs warnings.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class Links:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
+        """All of one size."""
         return self.num_ranks // self.ranks_per_node
 
     @property

@@ -25,7 +25,7 @@ FP32_BYTES: Final = 4
 
 
 class RowSums:
-    """Sums gradients of tables, most of whose rows are zeros, over the ranks of a group (None: all ranks)."""
+    """Sums gradients of tables, most of whose rows are zeros, over ranks."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group

@@ -1,8 +1,4 @@
-"""Replicas whose gradients are averaged in each step, together with a few scalars.
-
-Decisions that all ranks must make together (stop, diverged) are scalars in the same sum, where they cost next
-to nothing and cannot disagree.
-"""
+"""Replicas whose gradients are averaged in each step, and in the same sum scalars, by which ranks decide."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -33,11 +33,7 @@ class DenseSync:
     def average(self, scalars: Tensor) -> Tensor:
         """Synchronize gradients, between the backward pass and the update.
 
-        Args:
-            scalars: fp32 `[n]`, exchanged exactly in each step.
-
-        Returns:
-            The means of the scalars over all ranks.
+        Returns the exact means of the scalars, fp32 `[n]`, over all ranks.
         """
         raise NotImplementedError
 
@@ -74,10 +70,8 @@ class DenseSync:
 
 def mean_over_ranks(scalars: Tensor) -> Tensor:
     """Average scalars over ranks in an all-reduce of their own."""
-    if dist.get_world_size() > 1:
-        dist.all_reduce(scalars)
-        scalars /= dist.get_world_size()
-    return scalars
+    dist.all_reduce(scalars)
+    return scalars.div_(dist.get_world_size())
 
 
 def ring_bytes(num_values: int) -> float:

@@ -14,7 +14,7 @@ class P3Sync(DenseSync):
 
     Args:
         model: with the dense parameters.
-        optimizers: of the model; from now on, the dense optimizer steps layer by layer.
+        optimizers: of the model; from now on, the dense one steps layer by layer.
         reads_each_step: whether parameters are read after each step, as partial recovery does; the exchange
             then overlaps with the rest of the backward pass only.
     """

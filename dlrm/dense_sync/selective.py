@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dlrm.comm.controllers import SelSync, SumOverRanks, averaged_state
+from dlrm.comm.controllers.controller import SumOverRanks
+from dlrm.comm.controllers.selsync import SelSync, averaged_state
 from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures, Tally
 from dlrm.dense_sync.base import DenseSync, ring_bytes

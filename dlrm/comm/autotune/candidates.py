@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.comm.collectives import Collective, Select
+from dlrm.comm.collectives.collective import Collective, Select
 from dlrm.comm.links import Links, best_time_s, finish
 
 MAX_TIMED: Final = 3

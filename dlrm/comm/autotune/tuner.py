@@ -25,7 +25,7 @@ from dlrm.comm.autotune.candidates import (
     slowest,
 )
 from dlrm.comm.autotune.online_trial import OnlineTrial
-from dlrm.comm.collectives import Collective
+from dlrm.comm.collectives.collective import Collective
 from dlrm.comm.links import Links, measure_links
 
 DENSE_STEPS: Final = 10

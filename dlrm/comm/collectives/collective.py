@@ -82,7 +82,7 @@ class Collective(ABC):
         that are not finite are sent and not kept, so that they spoil one sum and not all later ones.
 
         Args:
-            vector: fp32 `[d]`, of equal length on all ranks; becomes what this rank did not send.
+            vector: contiguous fp32 `[d]`, of equal length on all ranks; becomes what this rank did not send.
             select: chooses the values to send, for sparse collectives.
 
         Returns:
@@ -118,9 +118,7 @@ class Collective(ABC):
     def sent_bytes(self, num_values: int, num_kept: int) -> float:
         """Bytes that leave a rank in a step, on average over ranks.
 
-        Args:
-            num_values: `d`.
-            num_kept: values that each rank sends; ignored by dense collectives.
+        Each rank sends `num_kept` of `num_values` values; dense collectives send all of them.
         """
 
     @abstractmethod
@@ -139,13 +137,9 @@ class Collective(ABC):
 def send_and_receive(
     outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], group: dist.ProcessGroup | None
 ) -> None:
-    """Send and receive tensors, and wait for all of them.
+    """Send contiguous tensors by target, a rank of the group, and overwrite those by source; wait for all.
 
-    Args:
-        outgoing: contiguous tensors by target, a rank of the group.
-        incoming: contiguous tensors to be overwritten, by source, of the sizes that the source sends. No
-            message is sent for an empty tensor.
-        group: None is all ranks.
+    No message is sent for an empty tensor.
     """
     messages = [
         dist.P2POp(operation, tensor, group=group, group_peer=peer)
@@ -159,12 +153,7 @@ def send_and_receive(
 
 
 def all_gather_in_place(pieces: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Fill every rank's piece on all ranks; each rank has filled its own before.
-
-    Args:
-        pieces: contiguous tensors by rank, of sizes that all ranks know.
-        group: None is all ranks.
-    """
+    """Fill every rank's piece, a contiguous tensor, on all ranks; each rank has filled its own before."""
     rank = dist.get_rank(group)
     peers = peers_after(rank, len(pieces))
     send_and_receive(dict.fromkeys(peers, pieces[rank]), {peer: pieces[peer] for peer in peers}, group)

@@ -43,8 +43,7 @@ class Nodes:
 def make_nodes(device: torch.device, group: dist.ProcessGroup | None = None) -> Nodes:
     """Create the groups of nodes from torchrun's LOCAL_WORLD_SIZE; all ranks call it together.
 
-    Returns:
-        A single node of all ranks where the variable is not set, or nodes differ in size.
+    Where the variable is not set, or nodes differ in size, all ranks count as a single node.
     """
     per_node, num_ranks = ranks_per_node(device, group), dist.get_world_size(group)
     if per_node == 1:

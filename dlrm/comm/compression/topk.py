@@ -5,8 +5,7 @@ infinity comes after all numbers and NaN after infinity.
 
 On the CPU the vector is read in chunks that fit a core's cache, and only values above a bound are held. When
 too many are held, all but the largest are dropped, and the smallest of these becomes the new bound. The
-result is exact and memory is of the order of the output for any first bound; a good first bound, suggested by
-a sample, makes it fast.
+result is exact for any first bound; a good one, suggested by a sample, makes it fast.
 """
 
 import math

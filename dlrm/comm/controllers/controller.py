@@ -47,19 +47,13 @@ class Controller:
         raise NotImplementedError
 
     def choose(self, vector: Tensor, compressor: Compressor) -> ValueSelection:
-        """Decide how much of this step's vector is sent.
-
-        Args:
-            vector: fp32 `[d]`, gradient and residual; left unchanged.
-            compressor: selects from the vector.
-        """
+        """Decide how much of this step's vector, fp32 `[d]`, is sent; it is left unchanged."""
         raise NotImplementedError
 
     def observe(self, seconds: float) -> None:
-        """Learn from the duration of the last chosen step; steps without a choice are ignored.
+        """Learn from the duration of the last chosen step on this rank, its computation included.
 
-        Args:
-            seconds: of the whole step on this rank, computation included, evaluation and saving excluded.
+        Steps without a choice are ignored.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -107,11 +101,7 @@ class SumOverRanks:
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
         self._device, self._group = device, group
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks."""
-        return dist.get_world_size(self._group)
+        self.num_ranks = dist.get_world_size(group)
 
     def __call__(self, values: Tensor) -> list[float]:
         """Sum `values` `[n]` of all ranks, which call it together; waits for a GPU that computes them."""

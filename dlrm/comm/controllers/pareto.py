@@ -39,7 +39,7 @@ GAIN_MOVED: Final = 0.1
 """Relative change of a gain after which candidates are tried again."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Point:
     """A share of the gradient with its measured step time and gain."""
 
@@ -141,8 +141,8 @@ class Pareto(Controller):
             self._explore()
             return
         self._place, self._ratio = state["place"], state["ratio"]
-        self._points = [_point(values) for values in state["points"]]
-        self._settled = None if state["settled"] is None else _point(state["settled"])
+        self._points = [Point(*values) for values in state["points"]]
+        self._settled = None if state["settled"] is None else Point(*state["settled"])
         self._begin_sample(after=0)
 
     @property
@@ -203,8 +203,3 @@ class Pareto(Controller):
         self._rest, self._steps, self._is_sampled = after, 0, False
         self._seconds: list[float] = []
         self._energies: list[Tensor] = []
-
-
-def _point(values: Sequence[float]) -> Point:
-    ratio, seconds, gain = values
-    return Point(ratio=ratio, seconds=seconds, gain=gain)

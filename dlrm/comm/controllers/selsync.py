@@ -7,10 +7,8 @@ Gradients cannot be averaged instead: replicas differ, and equal updates would l
 
 With delta 0 ranks average in each step. For SGD, also with momentum, that equals bulk-synchronous training.
 For Adagrad and Adam it does not, because their accumulators grow by the mean of squares instead of the square
-of the mean. With a delta above all changes, each rank trains alone.
-
-State of the optimizer that has a parameter's shape is averaged too; otherwise equal parameters would continue
-with unequal momentum or rates. Shards of tables have one owner and are not averaged.
+of the mean. State of the optimizer that has a parameter's shape is averaged too; otherwise equal parameters
+would continue with unequal momentum or rates. Shards of tables have one owner and are not averaged.
 
 A checkpoint holds one set of dense parameters: call `average` before saving and evaluating unless
 `is_joined`. A worker that dies loses its own steps since the last average. The others `average` with its
@@ -44,8 +42,7 @@ def averaged_state(optimizer: Optimizer) -> list[Tensor]:
     ]
 
 
-def total_over_ranks(vector: Tensor) -> Tensor:
-    """Sum a vector over all ranks, in place."""
+def _total_over_ranks(vector: Tensor) -> Tensor:
     dist.all_reduce(vector)
     return vector
 
@@ -61,7 +58,11 @@ class SelSync:
     """
 
     def __init__(
-        self, *, agree: SumOverRanks, delta: float = 0.3, total: Callable[[Tensor], Tensor] = total_over_ranks
+        self,
+        *,
+        agree: SumOverRanks,
+        delta: float = 0.3,
+        total: Callable[[Tensor], Tensor] = _total_over_ranks,
     ) -> None:
         self._agree, self._delta, self._total = agree, delta, total
         self._energy = Ewma(agree.num_ranks)
@@ -73,10 +74,10 @@ class SelSync:
 
         Args:
             gradient_norm: L2 norm of this rank's gradient; NaN counts as significant.
-            scalars: fp32 `[n]` to be summed in this step; the flag is sent with them.
+            scalars: fp32 `[n]` to be summed over ranks in this step; the flag is sent with them.
 
         Returns:
-            Whether to call `average` after the update, and the sums of the scalars over ranks.
+            Whether to call `average` after the update, and the sums of the scalars.
         """
         change = self._relative_change(float(gradient_norm) ** 2)
         flag = scalars.new_tensor([not change < self._delta])  # true for NaN
@@ -85,11 +86,7 @@ class SelSync:
         return bool(flags > 0), sums[0]
 
     def average(self, parameters: Sequence[Tensor], optimizer_state: Sequence[Tensor] = ()) -> None:
-        """Replace parameters and optimizer state by their means over ranks, in place.
-
-        Args:
-            parameters: the replicas.
-            optimizer_state: see `averaged_state`.
+        """Replace parameters and optimizer state (see `averaged_state`) by their means over ranks, in place.
 
         Raises:
             ValueError: on all ranks, if they pass different numbers of values.

@@ -143,11 +143,9 @@ class SideStream:
         self._returned: dict[int, torch.cuda.Event] = {}
 
     def give(self, key: int, finish: bool) -> None:
-        """Record that the calling thread's queued work makes `key` ready.
+        """Record that the calling thread's queued work makes an input of background work ready.
 
-        Args:
-            key: identifies the input of background work.
-            finish: wait until it is ready, so that times can be measured.
+        `finish` is to wait until it is ready, so that times can be measured.
         """
         if self._stream is not None:
             self._given[key] = torch.cuda.current_stream(self._device).record_event()
@@ -156,12 +154,9 @@ class SideStream:
 
     @contextlib.contextmanager
     def background(self, keys: Iterable[int], number: int, finish: bool) -> Iterator[None]:
-        """Run background work on the side stream, after its inputs.
+        """Run background work on the side stream, after the inputs `keys`, which were given.
 
-        Args:
-            keys: inputs recorded by `give`.
-            number: identifies this work for `take`.
-            finish: wait until it is done.
+        `number` identifies the work for `take`, and `finish` is to wait until it is done.
         """
         if self._stream is None:
             yield

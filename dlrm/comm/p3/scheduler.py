@@ -4,10 +4,8 @@ The backward pass computes the last layer's gradient first, but the next forward
 first, and one layer at a time. Gradients are cut into slices that a thread exchanges in the background, in
 the order of the forward pass, and each layer waits for its own slices just before it is used. Jayarajan et
 al. (arXiv 1905.03960) do this with parameter servers; here the slices are all-reduced, each by itself, so
-that the result does not depend on the order.
-
-Ranks agree by construction: slices follow from the parameters' names and sizes, which are compared once, and
-`dlrm.comm.p3.comm_thread` has one order for all ranks.
+that the result does not depend on the order. Ranks have the same slices, as these follow from the parameters'
+names and sizes, which are compared once.
 """
 
 import functools
@@ -31,8 +29,6 @@ from dlrm.comm.p3.slices import FUSE_VALUES, SLICE_VALUES, issue_order, lay_out
 
 class PriorityExchange:
     """Exchanges the gradients of an optimizer's parameters, and updates these when they are next used.
-
-    Example, for any number of ranks:
 
         exchange = PriorityExchange(model, optimizer)
         with exchange:                        # finishes updates at the end, and ends the thread
@@ -72,17 +68,15 @@ class PriorityExchange:
         slice_values: int = SLICE_VALUES,
         fuse_values: int = FUSE_VALUES,
     ) -> None:
-        named, problem = _parameters_of(model, optimizer)
-        self._group: dist.ProcessGroup | None = None
-        self._num_ranks = 1
-        if dist.is_initialized():
-            device = next((each.device for each in model.parameters()), torch.device("cpu"))
-            # a group of its own: the thread's collectives must not mix with those of the training loop
-            self._group = dist.new_group(timeout=timeout_of(device))
-            self._num_ranks = dist.get_world_size(self._group)
-            check_alike(named, self._group, (slice_values, fuse_values), problem)
-        elif problem is not None:
-            raise problem
+        named, problem = dict[str, nn.Parameter](), None
+        try:
+            named = named_parameters(model, optimizer)
+        except ValueError as error:
+            problem = error  # raised when the other ranks are informed
+        device = next((each.device for each in model.parameters()), torch.device("cpu"))
+        # a group of its own: the thread's collectives must not mix with those of the training loop
+        self._group = dist.new_group(timeout=timeout_of(device))
+        check_alike(named, self._group, (slice_values, fuse_values), problem)
         self._names, self._parameters = list(named), list(named.values())
         sizes = {name: parameter.numel() for name, parameter in named.items()}
         places, self._slices = lay_out(sizes, slice_values, fuse_values)
@@ -120,8 +114,7 @@ class PriorityExchange:
     def step(self) -> None:
         """End a step: parameters are updated by its gradients when they are next used.
 
-        Raises:
-            ExchangeError: an exchange failed; the message names the slice.
+        If an exchange has failed, this and `finish` raise an `ExchangeError`, which names the slice.
         """
         self._thread.check()
         # parameters that this rank has not used send zeros: the other ranks wait for their slices
@@ -140,9 +133,6 @@ class PriorityExchange:
         """Wait for all pending updates, so that parameters and optimizer state can be read.
 
         Ranks may call it at different times.
-
-        Raises:
-            ExchangeError: an exchange failed; the message names the slice.
         """
         self._update(range(len(self._pieces)))
 
@@ -232,21 +222,16 @@ class PriorityExchange:
             torch.no_grad(),
             self._side.background(each.parameters, number, finish=self._thread.is_measuring),
         ):
-            self._all_reduce(vector)
-            vector /= self._num_ranks
-
-    def _all_reduce(self, vector: Tensor) -> None:
-        if self._num_ranks > 1:
             dist.all_reduce(vector, group=self._group)
+            vector /= dist.get_world_size(self._group)
 
     def _agree(self, ready_s: Sequence[float], takes_s: Sequence[float]) -> list[int]:
         """Agree on the order of slices by rank 0's times; runs in the thread."""
         turns = self._param_order.turns
         needed = [min(turns[index] for index in each.parameters) for each in self._slices]
         order = torch.tensor(issue_order(ready_s, needed, takes_s), device=self._flat.device)
-        if self._num_ranks > 1:
-            with self._side.background((), -1, finish=True):
-                dist.broadcast(order, group=self._group, group_src=0)
+        with self._side.background((), -1, finish=True):
+            dist.broadcast(order, group=self._group, group_src=0)
         numbers: list[int] = order.tolist()
         return numbers
 
@@ -282,13 +267,3 @@ class _PartialStep:
 def _kept(value: Any) -> Any:
     # a learning rate may be a tensor, which a scheduler changes in place
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _parameters_of(
-    model: nn.Module, optimizer: Optimizer
-) -> tuple[dict[str, nn.Parameter], ValueError | None]:
-    """Find the parameters by name, or the error, which is raised after the other ranks were informed."""
-    try:
-        return named_parameters(model, optimizer), None
-    except ValueError as error:
-        return {}, error

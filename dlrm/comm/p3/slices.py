@@ -106,9 +106,6 @@ def issue_order(ready_s: Sequence[float], needed: Sequence[int], takes_s: Sequen
         ready_s: seconds at which each slice's gradient is ready.
         needed: when the next forward pass needs each slice: smaller is sooner.
         takes_s: seconds that each slice's exchange takes.
-
-    Returns:
-        The indices of all slices.
     """
     coming = sorted(range(len(ready_s)), key=lambda index: (ready_s[index], needed[index], index))
     queue: list[tuple[int, int]] = []

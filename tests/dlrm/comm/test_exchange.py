@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from dlrm.comm.build import build_exchange
-from dlrm.comm.collectives import Ring
+from dlrm.comm.collectives.dense_sums import Ring
 from dlrm.comm.compression.compressors import TopK
 from dlrm.comm.compression.wire_codecs import Cast
 from dlrm.comm.config import CONTROLLERS, EXCHANGES, PLAIN, CommConfig
-from dlrm.comm.controllers import Fixed
+from dlrm.comm.controllers.controller import Fixed
 from dlrm.comm.exchange import Exchange
 from tests.system.comm.common import sum_of
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from cpr.errors import LockedError, MismatchError, NothingSavedError
 from cpr.shards import find_shards, table_groups
 from data.synthetic import SyntheticConfig, generate
-from dlrm.comm.controllers import SelSync
+from dlrm.comm.controllers.selsync import SelSync
 from dlrm.comm.feedback import Residual
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import ModelConfig

@@ -15,11 +15,13 @@ from dlrm.comm import cost
 from dlrm.comm.autotune import tuner as drift
 from dlrm.comm.autotune.candidates import Candidate, estimate, finalists
 from dlrm.comm.autotune.online_trial import OnlineTrial
-from dlrm.comm.collectives import ARTopK, HiTopK, Ring, SparseAllGather, Tree, TwoLevel, select_share
-from dlrm.comm.collectives.levels import make_nodes, timeout_of
+from dlrm.comm.collectives.collective import select_share
+from dlrm.comm.collectives.dense_sums import Ring, Tree
+from dlrm.comm.collectives.levels import HiTopK, TwoLevel, make_nodes, timeout_of
+from dlrm.comm.collectives.sparse import ARTopK, SparseAllGather
 from dlrm.comm.compression.compressors import Threshold, TopK
 from dlrm.comm.compression.wire_codecs import Cast, WireInt8
-from dlrm.comm.controllers import SumOverRanks
+from dlrm.comm.controllers.controller import SumOverRanks
 from dlrm.comm.links import Link, Links, measure_links
 from tests.system.comm.common import assert_same_bits, assert_same_value, drawn, of_all
 from tests.system.ranks import PATIENCE

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from dlrm.comm.build import Collectives
-from dlrm.comm.collectives import select_share
+from dlrm.comm.collectives.collective import select_share
 from dlrm.comm.compression.compressors import MSTopK
 from dlrm.comm.config import COMPRESSORS
-from dlrm.comm.controllers import Fixed
+from dlrm.comm.controllers.controller import Fixed
 from dlrm.comm.exchange import Exchange
 from dlrm.comm.feedback import LostResiduals
 from tests.system.comm.common import (

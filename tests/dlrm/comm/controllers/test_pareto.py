@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.comm.controllers import Pareto
-from dlrm.comm.controllers.pareto import RATIOS, Point, knee, pareto_set
+from dlrm.comm.controllers.pareto import RATIOS, Pareto, Point, knee, pareto_set
 from tests.dlrm.comm.controllers.groups import Alone, together
 from tests.dlrm.comm.controllers.playing import NUM_VALUES, Play, even, slow_link, uneven
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from dlrm.comm.compression.compressors import TopK
-from dlrm.comm.controllers import GraVAC, Pareto
+from dlrm.comm.controllers.gravac import GraVAC
+from dlrm.comm.controllers.pareto import Pareto
 from tests.dlrm.comm.controllers.groups import Alone, together
 from tests.dlrm.comm.controllers.playing import NUM_VALUES, Play, even, slow_link, uneven
 

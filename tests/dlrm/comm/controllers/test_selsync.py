@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adagrad, Adam
 
-from dlrm.comm.controllers import SelSync, averaged_state
+from dlrm.comm.controllers.selsync import SelSync, averaged_state
 from tests.dlrm.comm.controllers.groups import Alone, together
 
 RANKS, STEPS, DIM = 3, 20, 5

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import linear
 from torch.optim import SGD, Adagrad, Adam
@@ -12,6 +13,7 @@ from dlrm.comm.p3 import scheduler
 from dlrm.comm.p3.comm_thread import ExchangeError
 from dlrm.comm.p3.scheduler import PriorityExchange
 
+pytestmark = pytest.mark.usefixtures("world_of_one")
 STEPS = 8
 SMALL = {"slice_values": 64, "fuse_values": 16}
 """Several slices for a weight, and one for all biases."""
@@ -162,11 +164,11 @@ def test_slices_that_are_needed_first_are_sent_first(monkeypatch):
     assert layers == ["first"] * 3 + ["extra"] * 4 + ["last"] * 2
 
 
-def test_a_layer_waits_for_its_own_slices_and_updates_just_those():
+def test_a_layer_waits_for_its_own_slices_and_updates_just_those(monkeypatch):
     model = make()
     gate, seen = threading.Event(), {}
 
-    def wait(vector):
+    def wait(vector, group):
         if vector.numel() == 144:  # the weight of `extra`
             assert gate.wait(30), "the forward pass waited too early"
 
@@ -179,7 +181,7 @@ def test_a_layer_waits_for_its_own_slices_and_updates_just_those():
     model.first.register_forward_hook(look)
     optimizer = SGD(model.parameters(), lr=0.1)
     with PriorityExchange(model, optimizer, slice_values=200, fuse_values=0) as exchange:
-        exchange._all_reduce = wait
+        monkeypatch.setattr(dist, "all_reduce", wait)
         loss_of(model, 0).backward()
         exchange.step()
         seen["before"] = {name: each.detach().clone() for name, each in model.named_parameters()}
@@ -207,17 +209,17 @@ def test_evaluation_and_state_dict_see_the_last_update():
     assert_equal(ours, theirs)
 
 
-def test_an_error_in_the_thread_reaches_the_next_wait_with_the_slices_name():
+def test_an_error_in_the_thread_reaches_the_next_wait_with_the_slices_name(monkeypatch):
     model, calls = make(), []
 
-    def fail(vector):
+    def fail(vector, group):
         calls.append(vector.numel())
         if calls.count(120) > 2:  # the weight of `first`
             raise ConnectionError("rank 1 is gone")
 
     optimizer = SGD(model.parameters(), lr=0.1)
     exchange = PriorityExchange(model, optimizer, slice_values=200, fuse_values=0)
-    exchange._all_reduce = fail
+    monkeypatch.setattr(dist, "all_reduce", fail)
     with pytest.raises(ExchangeError, match=r"first\.weight in step 3 .* rank 1 is gone"), exchange:
         train(exchange, model, optimizer)
 
