@@ -1,6 +1,6 @@
 """Compressors select which values of a gradient are sent, as indices into it.
 
-Error feedback decides what happens to the other values (`dlrm.comm.feedback.error_feedback`). Compressors
+Error feedback decides what happens to the other values (`dlrm.comm.feedback`). Compressors
 select NaN and infinity first, so that a failure of one rank reaches all ranks.
 """
 
