@@ -120,29 +120,31 @@ def test_a_new_run_takes_no_folder_though_its_launch_is_known(joined, tmp_path):
     assert joined("new", continues=True).find_folder(runs) == runs / "before"
 
 
-def test_the_folder_records_session_and_launch(joined, tmp_path):
+@pytest.fixture
+def folder(tmp_path):
+    """A new run folder."""
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
+    return folder
+
+
+def test_the_folder_records_session_and_launch(joined, folder):
     first = joined("s1", continues=False)
     first.save_in(folder)
     joined("s2", continues=True).save_in(folder)  # all memory was lost, and with it the session
     assert set((folder / LAUNCHES).read_text().split()) == {"s1", "s2", *first._partial.worker_group.launches}
 
 
-def test_a_session_that_begins_on_another_node_finds_the_folder(joined, tmp_path):
+def test_a_session_that_begins_on_another_node_finds_the_folder(joined, folder):
     """All agents were lost with all memory: who is rank 0 now need not be where rank 0 was."""
-    folder = tmp_path / "runs" / "a"
-    folder.mkdir(parents=True)
     first, second = joined("s1", continues=False), joined("s2", continues=True)
     first._partial.worker_group.launches = {"of node 0", "of node 1"}
     first.save_in(folder)
     second._partial.worker_group.launches = {"of node 1", "of a new node"}
-    assert second.find_folder(tmp_path / "runs") == folder
+    assert second.find_folder(folder.parent) == folder
 
 
-def test_a_kill_while_ids_are_written_keeps_the_old_ones(joined, tmp_path, monkeypatch):
-    folder = tmp_path / "runs" / "a"
-    folder.mkdir(parents=True)
+def test_a_kill_while_ids_are_written_keeps_the_old_ones(joined, folder, monkeypatch):
     joined("s1", continues=False).save_in(folder)
 
     def die(path, text):
@@ -152,24 +154,20 @@ def test_a_kill_while_ids_are_written_keeps_the_old_ones(joined, tmp_path, monke
     monkeypatch.setattr(Path, "write_text", die)
     with pytest.raises(KeyboardInterrupt):
         joined("s1", continues=True).save_in(folder)
-    assert joined("s1", continues=True).find_folder(tmp_path / "runs") == folder
+    assert joined("s1", continues=True).find_folder(folder.parent) == folder
 
 
-def test_another_launch_with_the_same_rdzv_id_takes_no_folder(joined, tmp_path, monkeypatch):
+def test_another_launch_with_the_same_rdzv_id_takes_no_folder(joined, folder, monkeypatch):
     """A new session, although torchrun reports a restart: only the launch id tells the runs apart."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "chosen by hand")
-    folder = tmp_path / "runs" / "a"
-    folder.mkdir(parents=True)
     joined("s1", continues=False).save_in(folder)
-    assert joined("s2", continues=True).find_folder(tmp_path / "runs") == folder
+    assert joined("s2", continues=True).find_folder(folder.parent) == folder
     monkeypatch.setenv("CPR_AGENT_PID", str(os.getpid()))  # another torchrun than our parent
-    assert joined("s2", continues=True).find_folder(tmp_path / "runs") is None
+    assert joined("s2", continues=True).find_folder(folder.parent) is None
 
 
-def test_a_torchrun_that_replaces_another_under_cpr_run_finds_the_folder(joined, tmp_path, monkeypatch):
+def test_a_torchrun_that_replaces_another_under_cpr_run_finds_the_folder(joined, folder, monkeypatch):
     monkeypatch.setenv("CPR_LAUNCH", "of cpr run")
-    folder = tmp_path / "runs" / "a"
-    folder.mkdir(parents=True)
     joined("s1", continues=False).save_in(folder)
     monkeypatch.setenv("CPR_AGENT_PID", str(os.getpid()))
-    assert joined("s2", continues=True).find_folder(tmp_path / "runs") == folder
+    assert joined("s2", continues=True).find_folder(folder.parent) == folder

@@ -58,6 +58,14 @@ def test_the_smaller_of_two_tables_of_a_feature_is_the_bound():
         bounds.check(batch(f=[[5]]))
 
 
+def changed(sparse, ids):
+    """The batch of 16 samples with other ids at some places."""
+    values = sparse.values().clone()
+    for at, other in ids.items():
+        values[at] = other
+    return KeyedJaggedTensor(keys=sparse.keys(), values=values, lengths=sparse.lengths(), stride=16)
+
+
 @pytest.mark.parametrize("lookup", ["host", "fbgemm"])
 @pytest.mark.parametrize("kind", ["table_wise", "row_wise", "column_wise", "data_parallel"])
 @pytest.mark.parametrize("multi_hot", [False, True], ids=["one_hot", "multi_hot"])
@@ -70,17 +78,12 @@ def test_no_row_is_trained_by_an_id_beyond_a_table(
     before = [shard.weights.detach().clone() for shard in find_shards(model)]
     good = make_batch(16, seed=1, multi_hot=multi_hot)
     model(good.dense, good.sparse)
+    place = sum(good.sparse.length_per_key()[:2])  # the first id of cat_2
     for wrong in (-1, 300, 2**40):
-        values = good.sparse.values().clone()
-        place = sum(good.sparse.length_per_key()[:2])  # the first id of cat_2
-        values[place] = wrong
-        sparse = KeyedJaggedTensor(
-            keys=good.sparse.keys(), values=values, lengths=good.sparse.lengths(), stride=16
-        )
         with pytest.raises(
             ValueError, match=f"cat_2 has the id {wrong}, but its table cat_2 has the rows 0 to 299"
         ):
-            model(good.dense, sparse)
+            model(good.dense, changed(good.sparse, {place: wrong}))
     after = [shard.weights for shard in find_shards(model)]
     assert all(map(torch.equal, after, before))
 
@@ -91,14 +94,7 @@ def test_ids_of_dynamic_tables_may_be_any(shard_model, make_batch):
         kinds, tables=TablesConfig(optimizer="sgd", dynamic=("cat_2",), dynamic_rows=300, admit_after=1)
     )
     good = make_batch(16, seed=1)
-    values = good.sparse.values().clone()
-    values[32:34] = torch.tensor([-1, 2**40])
-    model(
-        good.dense, KeyedJaggedTensor(keys=good.sparse.keys(), values=values, lengths=good.sparse.lengths())
-    )
-    values[:1] = 50
+    anything = {32: -1, 33: 2**40}
+    model(good.dense, changed(good.sparse, anything))
     with pytest.raises(ValueError, match="cat_0 has the id 50"):
-        model(
-            good.dense,
-            KeyedJaggedTensor(keys=good.sparse.keys(), values=values, lengths=good.sparse.lengths()),
-        )
+        model(good.dense, changed(good.sparse, {**anything, 0: 50}))

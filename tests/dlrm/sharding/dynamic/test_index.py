@@ -40,14 +40,6 @@ def test_added_ids_are_found_and_no_others(ids, others, spare, random):
     assert found == [row_of.get(each, -1) for each in asked]
 
 
-def test_ids_with_one_hash_slot_are_distinguished():
-    some = torch.arange(-50_000, 50_000)
-    clash = some[(mix(some) & 15) == 3][:8]
-    index = IdIndex(clash, torch.arange(8))  # 16 slots, all of which begin at one
-    assert index.find(clash).tolist() == list(range(8))
-    assert index.find(some[(mix(some) & 15) == 3][8:]).eq(-1).all()
-
-
 def test_initial_values_are_those_of_seed_table_and_id():
     ids = torch.tensor([5, -(2**63), 2**63 - 1, 0, 5])
     values = initial_values(ids, 8, 0.5, seed=1, table="t")

@@ -95,20 +95,6 @@ def test_a_restarted_worker_continues_identically(new_worker):
     assert_same(columns_of(again.model), columns_of(unbroken))
 
 
-def test_lost_rows_come_from_the_checkpoint_with_their_ids(new_worker, wipe):
-    worker = new_worker(restarted=False).restore().train(10).wait_for_save()
-    saved = columns_of(worker.model)
-    worker.train(2).die()
-    wipe()
-    again = new_worker().restore()
-    assert again.story.step == 10
-    assert_same(columns_of(again.model), saved)
-    again.train(4)
-    unbroken, _ = build(CAPACITY, ADMIT_AFTER)
-    train(unbroken, range(14))
-    assert_same(columns_of(again.model), columns_of(unbroken))
-
-
 @pytest.mark.parametrize("scheme", ["mfu", "ssu", "scar"])
 def test_rows_saved_at_different_steps_are_consistent_each(new_worker, wipe, scheme):
     options = {

@@ -15,7 +15,6 @@ from dlrm.config.schema import DenseConfig, ScheduleConfig, TablesConfig
 from dlrm.models.deepfm import DeepFM, DeepFMHead
 from dlrm.models.fm import LinearHead
 from dlrm.optim.build import Optimizers
-from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.plan import make_sharder
 from dlrm.sharding.splitting.operator_tables import OperatorTables, Placement, make_operator_sharder
@@ -136,13 +135,6 @@ def test_operator_tables_call_lookup_and_update_hooks(place):
     assert torch.equal(updates[0], before)
 
 
-def test_the_host_lookup_does_not_replace_operator_tables(place):
-    initial = torch.randn(len(FEATURES) * ROWS, 4)
-    operator = place(initial)
-    assert use_host_lookups([group.emb_module for group in table_groups(operator)], torch.bfloat16) == 0
-    assert torch.equal(operator.weight(), initial)
-
-
 def test_a_rank_without_fields_joins_the_backward_pass(place):
     """Its backward pass runs, for other ranks wait for it there."""
     operator = place(torch.randn(len(FEATURES) * ROWS, 6))
@@ -219,13 +211,19 @@ def test_adopted_rows_are_not_initialized(model):
     assert model.module.sparse.first._initial is None
 
 
-def test_adam_is_refused_where_fbgemm_lacks_it():
-    adam = DenseConfig(optimizer="adam")
-    with pytest.raises(ValueError, match=r"by adam; set dense.optimizer to one of adagrad, sgd, or"):
-        make_operator_sharder(adam, CPU)
-    assert make_operator_sharder(adam, torch.device("cuda")).fused_params["eps"] == 1e-8
-
-
-def test_clipping_is_refused_for_weights_updated_in_the_backward_pass():
-    with pytest.raises(ValueError, match=r"set dense\.clip_norm to 0, or sharding\.strategy to torchrec"):
-        make_operator_sharder(DenseConfig(optimizer="sgd", clip_norm=1.0), CPU)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "adam"}, r"by adam; set dense.optimizer to one of adagrad, sgd, or"),
+        # which would be too late for weights that are updated in the backward pass
+        (
+            {"optimizer": "sgd", "clip_norm": 1.0},
+            r"set dense\.clip_norm to 0, or sharding\.strategy to torchrec",
+        ),
+    ],
+)
+def test_what_operator_tables_cannot_do_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_operator_sharder(DenseConfig(**options), CPU)
+    on_gpu = make_operator_sharder(DenseConfig(optimizer="adam"), torch.device("cuda"))
+    assert on_gpu.fused_params["eps"] == 1e-8

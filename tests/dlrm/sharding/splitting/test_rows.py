@@ -13,7 +13,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from dlrm.sharding.host_lookup import use_host_lookups
-from dlrm.sharding.splitting.rows import RowSplitSharder, _look_nothing_up, _RowSums, _separate_empty_pieces
+from dlrm.sharding.splitting.rows import _look_nothing_up, _RowSums, _separate_empty_pieces
 
 
 def make_tables(*shapes):
@@ -25,11 +25,6 @@ def make_tables(*shapes):
     )
     tables.init_embedding_weights_uniform(1, 1)
     return tables
-
-
-def test_the_sharder_offers_row_wise_once_on_every_device():
-    for device in ("cpu", "cuda"):
-        assert RowSplitSharder().sharding_types(device).count("row_wise") == 1
 
 
 def test_empty_pieces_do_not_change_other_tables():
@@ -45,13 +40,6 @@ def test_empty_pieces_do_not_change_other_tables():
     pooled.sum().backward()
     assert torch.equal(all_of_them.weights_host, some.weights_host)
     assert torch.equal(all_of_them.momentum1_host, some.momentum1_host)
-
-
-def test_a_module_without_rows_returns_zeros():
-    pooled = _look_nothing_up(make_tables((0, 8), (0, 4)), torch.zeros(0), torch.zeros(2 * 3 + 1))
-    assert pooled.shape == (3, 12)
-    assert not pooled.any()
-    assert pooled.requires_grad
 
 
 def test_host_lookups_return_one_dtype_with_and_without_rows():
