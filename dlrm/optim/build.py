@@ -102,9 +102,10 @@ class Optimizers:
         self._parameters, self._clip_norm = dense_parameters(model), dense.clip_norm
         asks = dense.clip_norm or dense.optimizer in LARGE_BATCH_OPTIMIZERS
         self._norms = choose_norms(self._parameters) if asks else local_norms
-        self._dense = _dense_optimizer(self._parameters, dense, self._norms)
+        self.dense = _dense_optimizer(self._parameters, dense, self._norms)
+        """The optimizer of the dense parameters."""
         self._dense_name = dense.optimizer
-        self.step_dense: Callable[[], Any] = self._dense.step
+        self.step_dense: Callable[[], Any] = self.dense.step
         """Updates the dense parameters; a priority exchange replaces it by its own step."""
         self._replicated = ReplicatedTables(model, tables)
         self._options = [
@@ -112,11 +113,6 @@ class Optimizers:
         ]
         self._factor = 1.0
         self._steps_before = 0  # of other runs whose schedule this one continues
-
-    @property
-    def dense(self) -> Optimizer:
-        """The optimizer of the dense parameters."""
-        return self._dense
 
     @property
     def table_optimizers(self) -> list[Optimizer]:
@@ -133,7 +129,7 @@ class Optimizers:
         factor = schedule_factor(self._schedule, self._steps_before + step)
         if factor != self._factor:
             self._set_factor(factor)
-        self._dense.zero_grad()
+        self.dense.zero_grad()
         self._replicated.zero_grad()
 
     def step(self) -> None:
@@ -146,13 +142,13 @@ class Optimizers:
     @property
     def _groups(self) -> list[dict[str, Any]]:
         """Groups of the PyTorch optimizers, whose options are overwritten when states are loaded."""
-        return [group for each in (self._dense, *self.table_optimizers) for group in each.param_groups]
+        return [group for each in (self.dense, *self.table_optimizers) for group in each.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """State of the dense optimizer and the schedule; the tables' state is saved with their rows."""
         return {
             "optimizer": self._dense_name,
-            "dense": self._dense.state_dict(),
+            "dense": self.dense.state_dict(),
             "factor": self._factor,
             "steps_before": self._steps_before,
         }
@@ -169,7 +165,7 @@ class Optimizers:
                 f"the saved run has dense.optimizer={name}, whose state {self._dense_name} cannot use: "
                 f"resume with dense.optimizer={name}, or start a new run"
             )
-        self._dense.load_state_dict(state["dense"])
+        self.dense.load_state_dict(state["dense"])
         for group, options in zip(self._groups, self._options, strict=True):
             group.update(options)
         self._steps_before = state.get("steps_before", 0)  # absent in states of older runs
@@ -195,7 +191,7 @@ class Optimizers:
 
     def _set_factor(self, factor: float) -> None:
         self._factor = factor
-        self._set(self._dense, "dense")
+        self._set(self.dense, "dense")
         if self._replicated.optimizer is not None:
             self._set(self._replicated.optimizer, "tables")
         self._set(self._fused, "tables")

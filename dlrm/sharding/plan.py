@@ -5,7 +5,6 @@ The others are sharded by the kinds that the configuration allows and the device
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -31,19 +30,6 @@ from dlrm.sharding.splitting.rows import RowSplitSharder
 WHOLE: Final = ParameterConstraints(
     sharding_types=[ShardingType.TABLE_WISE.value], compute_kernels=[EmbeddingComputeKernel.FUSED.value]
 )
-
-
-@dataclass(frozen=True)
-class TablePlacement:
-    """One line of the printed plan."""
-
-    table: str
-    rows: int
-    dim: int
-    kind: str
-    ranks: tuple[int, ...]
-    num_bytes: int
-    """Size of the fp32 weights on all ranks together, without optimizer state."""
 
 
 def make_sharder(
@@ -139,39 +125,26 @@ def _table_bytes(model: nn.Module) -> int:
     return sum(table.num_embeddings * table.embedding_dim * FP32_BYTES for table in tables_of(model))
 
 
-def placements(
-    plan: ShardingPlan, model: nn.Module, strategies: Mapping[str, str] | None = None
-) -> list[TablePlacement]:
-    """Location of each table, largest first; `strategies` are those of the split heads, by path."""
+def format_plan(plan: ShardingPlan, model: nn.Module, strategies: Mapping[str, str]) -> str:
+    """Format where each table lies for people, largest first; `strategies` are those of the heads, by path.
+
+    Sizes are those of the fp32 weights on all ranks together, without optimizer state.
+    """
     shapes = {table.name: (table.num_embeddings, table.embedding_dim) for table in tables_of(model)}
-    found = []
+    sizes: dict[str, int] = {}
+    cells: dict[str, tuple[str, ...]] = {}
     for path, module_plan in plan.plan.items():
         is_split = isinstance(model.get_submodule(path), Head)
-        split = f", {(strategies or {}).get(path, 'split')}" if is_split else ""
+        split = f", {strategies.get(path, 'split')}" if is_split else ""
         for name, sharding in module_plan.items():
-            rows, dim = shapes[name]
-            ranks = tuple(sorted(set(sharding.ranks or ())))  # a rank may hold several column pieces
-            copies = len(ranks) if sharding.sharding_type == ShardingType.DATA_PARALLEL.value else 1
-            found.append(
-                TablePlacement(
-                    name,
-                    rows,
-                    dim,
-                    f"{sharding.sharding_type}{split}",
-                    ranks,
-                    copies * rows * dim * FP32_BYTES,
-                )
-            )
-    return sorted(found, key=lambda table: (-table.num_bytes, table.table))
-
-
-def format_plan(tables: list[TablePlacement]) -> str:
-    """Format the plan as a table for people."""
-    rows = [("table", "rows", "dim", "kind", "ranks", "size")]
-    for table in tables:
-        ranks = ",".join(map(str, table.ranks)) if len(table.ranks) <= 4 else f"{len(table.ranks)} ranks"
-        size = size_text(table.num_bytes)
-        rows.append((table.table, f"{table.rows:,}", str(table.dim), table.kind, ranks, size))
-    total = sum(table.num_bytes for table in tables)
-    summary = f"{len(tables)} tables, {sum(table.rows for table in tables):,} rows, {size_text(total)}"
-    return "\n".join([*align_columns(rows, left=(0, 3, 4)), summary])
+            (rows, dim), kind = shapes[name], sharding.sharding_type
+            ranks = sorted(set(sharding.ranks or ()))  # a rank may hold several column pieces
+            where = ",".join(map(str, ranks)) if len(ranks) <= 4 else f"{len(ranks)} ranks"
+            copies = len(ranks) if kind == ShardingType.DATA_PARALLEL.value else 1
+            sizes[name] = copies * rows * dim * FP32_BYTES
+            cells[name] = (name, f"{rows:,}", str(dim), f"{kind}{split}", where, size_text(sizes[name]))
+    lines = [cells[name] for name in sorted(sizes, key=lambda name: (-sizes[name], name))]
+    num_rows = sum(shapes[name][0] for name in sizes)
+    summary = f"{len(sizes)} tables, {num_rows:,} rows, {size_text(sum(sizes.values()))}"
+    head = ("table", "rows", "dim", "kind", "ranks", "size")
+    return "\n".join([*align_columns([head, *lines], left=(0, 3, 4)), summary])

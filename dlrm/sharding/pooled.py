@@ -1,6 +1,6 @@
 """Sum-pooled embedding tables, one per feature."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,23 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from data.dataset import Feature
+
+
+def pooled_tables(rows: Mapping[str, int], dim: int, prefix: str) -> EmbeddingBagCollection:
+    """One sum-pooled table on the meta device for each feature, with its rows; `prefix` is of names."""
+    return EmbeddingBagCollection(
+        device=torch.device("meta"),
+        tables=[
+            EmbeddingBagConfig(
+                name=f"{prefix}{name}",
+                embedding_dim=dim,
+                num_embeddings=num_rows,
+                feature_names=[name],
+                pooling=PoolingType.SUM,
+            )
+            for name, num_rows in rows.items()
+        ],
+    )
 
 
 class PooledFeatures(nn.Module):
@@ -20,19 +37,7 @@ class PooledFeatures(nn.Module):
 
     def __init__(self, features: Sequence[Feature], dim: int, dtype: torch.dtype, prefix: str = "") -> None:
         super().__init__()
-        self.tables = EmbeddingBagCollection(
-            device=torch.device("meta"),
-            tables=[
-                EmbeddingBagConfig(
-                    name=f"{prefix}{feature.name}",
-                    embedding_dim=dim,
-                    num_embeddings=feature.rows,
-                    feature_names=[feature.name],
-                    pooling=PoolingType.SUM,
-                )
-                for feature in features
-            ],
-        )
+        self.tables = pooled_tables({feature.name: feature.rows for feature in features}, dim, prefix)
         self.names = [feature.name for feature in features]
         self.dtype = dtype
 

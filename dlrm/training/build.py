@@ -27,7 +27,7 @@ from dlrm.launch.stop_signal import StopSignal
 from dlrm.models.mlp import ONEDNN_DTYPES
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.parameters import dense_parameters
-from dlrm.sharding.plan import format_plan, placements
+from dlrm.sharding.plan import format_plan
 from dlrm.sharding.splitting.planning.planner import keep_ordinary, plan_heads
 from dlrm.sharding.splitting.planning.saved_choice import load_choice
 from dlrm.sharding.splitting.planning.torchrec_plan import ModelLayout, Planned
@@ -65,8 +65,7 @@ def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -
     before = unsharded(inputs)
     planned = _plan(before, inputs, folder)
     if inputs.ranks.rank == 0:
-        placed = placements(planned.plan, before.model, planned.strategies)
-        logger.info("tables:\n%s", format_plan(placed))
+        logger.info("tables:\n%s", format_plan(planned.plan, before.model, planned.strategies))
     return apply_plan(before, planned, inputs, initialize)
 
 

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
-from torchrec.modules.embedding_configs import PoolingType
 
 from cpr.shards import table_groups
 from dlrm.config.schema import COLUMN_STEP, DenseConfig
 from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
+from dlrm.sharding.pooled import pooled_tables
 
 UPDATES: Final = {
     each.fbgemm_type: each.update_table for each in TABLE_OPTIMIZERS.values() if each.update_table is not None
@@ -96,7 +95,7 @@ class OperatorTables(nn.Module):
             if name in placement.names
         }
         self.tables = placement.sharder.shard(
-            _collection(prefix, fields, rows, width),
+            pooled_tables(dict.fromkeys(fields, rows), width, prefix),
             {f"{prefix}{name}": _plan_next_to(field, rows, width) for name, field in fields.items()},
             placement.env,
             placement.device,
@@ -139,24 +138,6 @@ class OperatorTables(nn.Module):
         if not isinstance(self._tbe[0].forward, WholeTables):  # [rows, fields * width]
             whole = whole.view(rows, num_fields, width).transpose(0, 1).reshape(-1, width)
         return whole if width == self.columns else whole[:, : self.columns]
-
-
-def _collection(
-    prefix: str, fields: Mapping[str, ParameterSharding], rows: int, width: int
-) -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(
-        device=torch.device("meta"),
-        tables=[
-            EmbeddingBagConfig(
-                name=f"{prefix}{name}",
-                embedding_dim=width,
-                num_embeddings=rows,
-                feature_names=[name],
-                pooling=PoolingType.SUM,
-            )
-            for name in fields
-        ],
-    )
 
 
 def _plan_next_to(field: ParameterSharding, rows: int, width: int) -> ParameterSharding:

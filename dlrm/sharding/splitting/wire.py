@@ -1,12 +1,12 @@
 """Counts the bytes that this rank sends, by wrapping PyTorch's collectives, to verify the planner's formulas.
 
 An all-reduce counts as the ring that backends use for large tensors, `2 (N-1)/N` of its input; all others as
-what goes to other ranks. Only calls from Python are seen: TorchRec's and this project's, but not the
-gradients of replicated tables that DistributedDataParallel sums inside C++.
+what goes to other ranks. Nobody calls a reduce-scatter here. Only calls from Python are seen: TorchRec's and
+this project's, but not the gradients of replicated tables that DistributedDataParallel sums inside C++.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
@@ -89,16 +89,6 @@ def _all_reduce(arguments: dict[str, Any], _: int, num_ranks: int) -> tuple[Tens
     return tensor, 2 * tensor.nbytes * (num_ranks - 1) / num_ranks
 
 
-def _reduce_scatter_tensor(arguments: dict[str, Any], _: int, num_ranks: int) -> tuple[Tensor, float]:
-    tensor = arguments["input"]
-    return tensor, tensor.nbytes // num_ranks * (num_ranks - 1)
-
-
-def _reduce_scatter(arguments: dict[str, Any], rank: int, _: int) -> tuple[Tensor, float]:
-    pieces: Sequence[Tensor] = arguments["input_list"]
-    return pieces[0], sum(piece.nbytes for target, piece in enumerate(pieces) if target != rank)
-
-
 MESSAGES: Final = "batch_isend_irecv"
 COUNTS: Final[dict[str, Callable[[dict[str, Any], int, int], tuple[Tensor, float]]]] = {
     "all_to_all_single": _all_to_all,
@@ -106,6 +96,4 @@ COUNTS: Final[dict[str, Callable[[dict[str, Any], int, int], tuple[Tensor, float
     "all_gather_into_tensor": _all_gather,
     GATHER: _all_gather,
     "all_reduce": _all_reduce,
-    "reduce_scatter": _reduce_scatter,
-    "reduce_scatter_tensor": _reduce_scatter_tensor,
 }

@@ -46,7 +46,7 @@ def test_all_optimizers_follow_one_schedule(shard_model):
         assert optimizers.learning_rates == pytest.approx({"dense": 0.4 * factor, "tables": 0.8 * factor})
         assert fused_rates(model)
         assert fused_rates(model) == pytest.approx([0.8 * factor] * len(fused_rates(model)))
-        groups = optimizers._dense.param_groups + optimizers._replicated.optimizer.param_groups
+        groups = optimizers.dense.param_groups + optimizers._replicated.optimizer.param_groups
         assert [group["lr"] for group in groups] == pytest.approx([0.4 * factor, 0.8 * factor])
 
 

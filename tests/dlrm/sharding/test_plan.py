@@ -1,5 +1,7 @@
 """Sharding plans under the configuration's constraints, refusals, and the printed plan."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torchrec.distributed.types import ShardingType
@@ -9,12 +11,10 @@ from dlrm.config.schema import SHARDING_KINDS, ModelConfig, ShardingConfig, Tabl
 from dlrm.models.build import build_model
 from dlrm.sharding import plan
 from dlrm.sharding.plan import (
-    TablePlacement,
     _constraints,
     format_plan,
     make_plan,
     make_sharder,
-    placements,
 )
 
 CPU = torch.device("cpu")
@@ -64,18 +64,31 @@ def test_both_collections_of_deepfm_are_planned(features):
     assert names == {f"{prefix}cat_{i}" for prefix in ("", "wide_") for i in range(4)}
 
 
-def test_one_rank_has_all_tables_largest_first(world_of_one, features):
+@pytest.mark.parametrize("kind", ["table_wise", "column_wise"])
+def test_the_plan_is_formatted_as_a_table_largest_first(world_of_one, features, kind):
+    """Also where one rank has two pieces of a table."""
     model = model_of(features)
-    tables = placements(plan_of(model), model)
-    assert [table.table for table in tables] == ["cat_2", "cat_0", "cat_3", "cat_1"]  # largest first
-    assert tables[0].num_bytes == 300 * 32 * 4
-    assert {table.ranks for table in tables} == {(0,)}
+    planned = plan_of(model, ShardingConfig(kinds=(kind,)))
+    header, *lines, summary = format_plan(planned, model, {}).splitlines()
+    assert header.split() == ["table", "rows", "dim", "kind", "ranks", "size"]
+    assert [tuple(line.split()[:5]) for line in lines] == [
+        (name, rows, "32", kind, "0")
+        for name, rows in (("cat_2", "300"), ("cat_0", "50"), ("cat_3", "24"), ("cat_1", "7"))
+    ]
+    assert lines[0].endswith("38.4 kB")
+    assert summary == "4 tables, 381 rows, 48.8 kB"
 
 
-def test_a_rank_with_two_pieces_of_a_table_is_named_once(world_of_one, features):
-    model = model_of(features)
-    tables = placements(plan_of(model, ShardingConfig(kinds=("column_wise",))), model)
-    assert {(table.kind, table.ranks) for table in tables} == {("column_wise", (0,))}
+def test_copies_count_and_many_ranks_are_counted(features):
+    model = model_of(features[:2])
+    kinds = {"cat_0": ("table_row_wise", range(8)), "cat_1": ("data_parallel", (0, 1))}
+    plan = {name: SimpleNamespace(sharding_type=kind, ranks=ranks) for name, (kind, ranks) in kinds.items()}
+    text = format_plan(SimpleNamespace(plan={"sparse.tables": plan}), model, {})
+    assert text.splitlines()[1:] == [
+        "cat_0    50   32  table_row_wise  8 ranks   6.4 kB",
+        "cat_1     7   32  data_parallel   0,1     1.79 kB",
+        "2 tables, 57 rows, 8.19 kB",
+    ]
 
 
 @pytest.fixture
@@ -102,9 +115,8 @@ def test_every_kind_that_torchrec_has_can_be_planned_for_cuda(two_nodes_of_two, 
     model, cuda = model_of([Feature(name="cat_0", rows=10**6)]), torch.device("cuda")
     sharder = make_sharder(TablesConfig(), cuda, torch.float32)
     planned = make_plan(model, sharder, ShardingConfig(kinds=(kind,)), cuda, 16)
-    (placed,) = placements(planned, model)
-    assert placed.kind == kind
     (sharding,) = (sharding for module in planned.plan.values() for sharding in module.values())
+    assert sharding.sharding_type == kind
     assert [tuple(each.shard_sizes) for each in sharding.sharding_spec.shards] == pieces
 
 
@@ -119,17 +131,3 @@ def test_tables_that_do_not_fit_give_one_clear_line(world_of_one):
     ) as caught:
         plan_of(model)
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_the_plan_is_formatted_as_a_table():
-    placed = [
-        TablePlacement("cat_2", 10_131_227, 128, "table_column_wise", tuple(range(8)), 5_187_188_224),
-        TablePlacement("cat_8", 3, 16, "data_parallel", (0, 1), 384),
-    ]
-    lines = format_plan(placed).splitlines()
-    assert lines == [
-        "table        rows  dim  kind               ranks       size",
-        "cat_2  10,131,227  128  table_column_wise  8 ranks  5.19 GB",
-        "cat_8           3   16  data_parallel      0,1        384 B",
-        "2 tables, 10,131,230 rows, 5.19 GB",
-    ]
