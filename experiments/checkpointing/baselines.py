@@ -6,7 +6,7 @@ All savers write the same tables with their optimizer state from all ranks toget
 import os
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -20,11 +20,19 @@ from cpr.shards import dense_tensors, find_shards
 WRITE_BYTES: Final = 64 * 2**20  # per call of raw writing, so large that calls cost nothing
 
 
-class Saver(Protocol):
-    """A way to save; all ranks make the same calls."""
+class Saver:
+    """A way to save; all ranks make the same calls.
+
+    Args:
+        folder: of the saved files; the caller deletes older ones.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def begin(self) -> None:
         """Start a save; training waits for this call."""
+        raise NotImplementedError
 
     def step(self) -> None:
         """Called after each training step until the save is committed and idle; training waits."""
@@ -32,50 +40,39 @@ class Saver(Protocol):
     @property
     def held_up_s(self) -> float:
         """Seconds so far that the saver has blocked training inside a step, where callers cannot see it."""
+        return 0.0
 
     @property
     def committed(self) -> bool:
         """Whether the save is complete and durable, as far as this rank knows; thread-safe."""
+        raise NotImplementedError
 
     @property
     def idle(self) -> bool:
         """Whether all work has ended, including the deletion of older saves."""
-
-    def finish(self) -> int:
-        """Wait for the end and free memory; returns the bytes that all ranks wrote together."""
-
-
-class Blocking:
-    """A saver that has finished when `begin` returns.
-
-    Args:
-        folder: of the saved files; the caller deletes older ones.
-    """
-
-    held_up_s = 0.0
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.committed = False
-
-    def begin(self) -> None:
-        """Save on all ranks, and wait for all of them."""
-        self.committed = False
-        self._save()
-        dist.barrier()
-        self.committed = True
-
-    def step(self) -> None:
-        """Do nothing: the save has finished."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether the save is committed, which is the end of the work."""
         return self.committed
 
     def finish(self) -> int:
-        """Return the bytes written."""
+        """Wait for the end and free memory; returns the bytes that all ranks wrote together."""
         return folder_bytes(self.folder)
+
+
+class Blocking(Saver):
+    """A saver that has finished when `begin` returns; `_save` writes the files of this rank."""
+
+    _is_saved = False
+
+    def begin(self) -> None:
+        """Save on all ranks, and wait for all of them."""
+        self._is_saved = False
+        self._save()
+        dist.barrier()
+        self._is_saved = True
+
+    @property
+    def committed(self) -> bool:
+        """Whether `begin` has returned."""
+        return self._is_saved
 
     def _save(self) -> None:
         raise NotImplementedError
@@ -99,16 +96,14 @@ class DcpSave(Blocking):
         return {"model": self._model.state_dict(), "optimizer": self._model.fused_optimizer.state_dict()}
 
 
-class DcpAsyncSave:
+class DcpAsyncSave(Saver):
     """`torch.distributed.checkpoint.async_save` of the local tensors, in a thread and a group of its own.
 
     It gets plain tensors, views of the shards, because with torch 2.13 it fails for ShardedTensor on the CPU.
     """
 
-    held_up_s = 0.0
-
     def __init__(self, folder: Path, model: DistributedModelParallel) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self._model = model
         self._group = dist.new_group(backend="gloo")  # the group of training is busy meanwhile
         self._future: Future[Any] | None = None
@@ -120,25 +115,17 @@ class DcpAsyncSave:
             async_save(local_tensors(self._model), checkpoint_id=self.folder, process_group=self._group),
         )
 
-    def step(self) -> None:
-        """Do nothing: training takes no part in the save."""
-
     @property
     def committed(self) -> bool:
         """Whether the thread has finished."""
         return self._future is not None and self._future.done()
-
-    @property
-    def idle(self) -> bool:
-        """Whether the save is committed, which is the end of the work."""
-        return self.committed
 
     def finish(self) -> int:
         """Wait for the thread; returns the bytes written."""
         assert self._future is not None
         self._future.result()
         self._future = None
-        return folder_bytes(self.folder)
+        return super().finish()
 
 
 class TorchSave(Blocking):

@@ -66,7 +66,7 @@ class Bench:
             "raw": RawWrite(scratch / "raw", model),
         }
 
-    def open(self) -> None:
+    def _open(self) -> None:
         """Make the savers of CPR, which keep their memory until `close`."""
         rolling, consistent = self._scratch / "ours rolling", self._scratch / "ours consistent"
         self._rolling = self._checkpointer(rolling)
@@ -95,6 +95,9 @@ class Bench:
 
         DCP needs blocks of more than a gigabyte, for which the freed memory of others may be too fragmented.
         """
+        if self._rolling is not None:
+            return  # it is warm
+        self._open()
         self.round(backwards=True)  # CPR first, so that its buffers do not fragment the memory that DCP frees
         little_bytes = _across([shard_bytes(self._shards)])[0] / 16
         for name in ("dcp save", "dcp async"):

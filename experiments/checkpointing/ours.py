@@ -13,11 +13,12 @@ from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.checkpoint.format.manifest import Moment
 from cpr.checkpoint.save.writer_thread import Save
 from cpr.shards.shard import TableShard
+from experiments.checkpointing.baselines import Saver
 
 POLL_S: Final = 0.002
 
 
-class OurSave:
+class OurSave(Saver):
     """A full save by `cpr.checkpoint` in the background of training.
 
     Args:
@@ -30,7 +31,7 @@ class OurSave:
     def __init__(
         self, folder: Path, checkpointer: Checkpointer, moment: Moment, *, waits: bool = False
     ) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.checkpointer = checkpointer
         self._moment = moment
         self._waits = waits

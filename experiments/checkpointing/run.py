@@ -28,30 +28,25 @@ rounds of the ratio within a round, with `..._low` and `..._high`, the extremes:
   largest growth.
 """
 
-import json
 import shutil
-import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from experiments.checkpointing.job import Job
 from experiments.checkpointing.picture import draw
 from experiments.harness.command import experiment_parser
-from experiments.harness.launch import check_ended_well, running, torchrun_command
 from experiments.harness.record import QUICK, Record, Row
 from experiments.harness.statistics import median_figures
+from experiments.harness.workers import OneMachine, Workers
 
 ROUNDS: Final = 4
 PROCESSES: Final = 2
-POLL_S: Final = 0.2
-KEEP_MEMORY: Final = "GLIBC_TUNABLES=" + ":".join(
-    f"glibc.malloc.{setting}" for setting in ("mmap_max=0", f"trim_threshold={2**40}", "arena_max=1")
-)
+KEEP_MEMORY: Final = {
+    "GLIBC_TUNABLES": f"glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold={2**40}:glibc.malloc.arena_max=1"
+}
 """Keeps all freed memory in the process, so that the second save of each saver finds its memory warm.
 Stronger than `dlrm.launch.malloc`, because DCP copies into blocks beyond the limits of that."""
 SCRATCH: Final = Path("runs") / "checkpointing"
@@ -65,77 +60,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.quick:
         job, rounds = Job(rows=4000, global_batch_size=64, steps_before=2), 1
     record = Record("checkpointing", asdict(job) | {"rounds": rounds}, seeds=[job.seed], quick=options.quick)
-    with measuring(job, missing(record.rows, rounds), quick=options.quick) as next_row:
-        for key in keys(rounds):
-            record.measure(key, next_row)
-            print(f"{key}: stored", flush=True)
-    return record.publish(figures_of(record.rows), draw, NOTES)
-
-
-def keys(rounds: int) -> list[str]:
-    """Keys of all rows, in the order of their measurement."""
-    return ["memory", *(f"round {number}" for number in range(rounds))]
-
-
-def missing(rows: Sequence[Row], rounds: int) -> list[str]:
-    """Keys of the rows that are not measured yet."""
-    measured = {row["key"] for row in rows}
-    return [key for key in keys(rounds) if key not in measured]
-
-
-@contextmanager
-def measuring(job: Job, wanted: Sequence[str], *, quick: bool) -> Iterator[Callable[[], Row]]:
-    """Start workers that measure `wanted` in order; yields a function that waits for the next row."""
-    if not wanted:
-        yield _nothing_left
-        return
-    scratch = QUICK / "checkpointing" if quick else SCRATCH
+    scratch = QUICK / "checkpointing" if options.quick else SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
     scratch.mkdir(parents=True)
-    out = scratch / "measured.jsonl"
-    out.touch()
-    request = {
-        "job": asdict(job),
-        "memory": "memory" in wanted,
-        "rounds": [int(key.removeprefix("round ")) for key in wanted if key != "memory"],
-        "scratch": str(scratch.absolute()),
-        "out": str(out.absolute()),
-    }
-    worker = torchrun_command("experiments.checkpointing.worker", [json.dumps(request)], PROCESSES)
-    command = ["env", KEEP_MEMORY, *worker]
+    request = {"job": asdict(job), "scratch": str(scratch.absolute())}
+    worker = "experiments.checkpointing.worker"
     try:
-        with (
-            tempfile.TemporaryFile("w+") as output,
-            running(command, threads=1, output=output) as launcher,
-        ):
-            rows = _rows(out, launcher, output)
-            yield lambda: next(rows)
-            for _ in rows:  # none is left; the workers end
-                raise AssertionError("the workers measured more rows than requested")
+        with Workers(OneMachine(PROCESSES), worker, request, threads=1, environment=KEEP_MEMORY) as workers:
+            record.measure("memory", workers.ask)
+            for number in range(rounds):
+                record.measure(f"round {number}", partial(workers.ask, round=number))
+                print(f"round {number}: stored", flush=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _nothing_left() -> Row:
-    raise AssertionError("everything was measured")
-
-
-def _rows(out: Path, launcher: "subprocess.Popen[bytes]", output: IO[str]) -> Iterator[Row]:
-    """Yield the rows of the workers as soon as they are written."""
-    seen = 0
-    while True:
-        ended = launcher.poll() is not None
-        text = out.read_text()
-        lines = text[: text.rfind("\n") + 1].splitlines()
-        for line in lines[seen:]:
-            row: Row = json.loads(line)
-            del row["key"]
-            yield row
-        seen = len(lines)
-        if ended:
-            check_ended_well(launcher, output)
-            return
-        time.sleep(POLL_S)
+    return record.publish(figures_of(record.rows), draw, NOTES)
 
 
 def ratios(rows: Sequence[Row], ours: Callable[[Row], float], theirs: Callable[[Row], float]) -> list[float]:

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Final, Self
 
 PREFIX: Final = "cpr-net"
+PORT: Final = 29500
+"""At which workers meet, in the namespace of the first node."""
 LINK: Final = "card"
 """A node's network card, in its namespace."""
 TCP: Final = {"tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}
@@ -97,19 +99,10 @@ class Network:
         """What comes before a command line that is to run as that worker."""
         return ["ip", "netns", "exec", self._names[worker // self._per_node]]
 
-    def environment(self, worker: int, port: int = 29500) -> dict[str, str]:
+    def environment(self, worker: int) -> dict[str, str]:
         """What PyTorch wants to know there, as torchrun tells it."""
-        node, place = divmod(worker, self._per_node)
-        return {
-            "MASTER_ADDR": _address(0),
-            "MASTER_PORT": str(port),
-            "RANK": str(worker),
-            "LOCAL_RANK": str(place),
-            "GROUP_RANK": str(node),
-            "WORLD_SIZE": str(self.num_workers),
-            "LOCAL_WORLD_SIZE": str(self._per_node),
-            "GLOO_SOCKET_IFNAME": LINK,
-        }
+        told = rank_environment(worker, self.num_workers, self._per_node, _address(0), PORT)
+        return told | {"GLOO_SOCKET_IFNAME": LINK}
 
     def address(self, worker: int) -> str:
         """By which all others reach that worker."""
@@ -183,6 +176,20 @@ class CableToHub:
             NoNetworkError: the network is no longer there.
         """
         _run("ip", "-n", self.hub, "link", "set", self.port, "master", "hub")
+
+
+def rank_environment(worker: int, num_workers: int, per_node: int, host: str, port: int) -> dict[str, str]:
+    """The environment variables by which torchrun tells a worker its ranks and where all workers meet."""
+    node, place = divmod(worker, per_node)
+    return {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "RANK": str(worker),
+        "LOCAL_RANK": str(place),
+        "GROUP_RANK": str(node),
+        "WORLD_SIZE": str(num_workers),
+        "LOCAL_WORLD_SIZE": str(per_node),
+    }
 
 
 def sent_bytes() -> int:

@@ -1,4 +1,4 @@
-"""Workers in a network with links of a chosen speed, which wait for requests from the launcher.
+"""Workers in a network with links of a chosen speed, or without one, which wait for requests of the launcher.
 
 A worker module reads its job as JSON from the command line, joins the process group, and then serves
 requests, which are lines of JSON on its standard input
@@ -8,6 +8,7 @@ standard output.
 
 import json
 import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,14 +19,14 @@ from time import monotonic
 from typing import IO, Any, Final, Self
 
 from experiments.harness.launch import worker_environment
-from experiments.harness.network import Network
+from experiments.harness.network import Network, rank_environment
 from experiments.harness.record import Record, Row
 
 CORES: Final = 2
 """Cores that all workers share."""
 ANSWER: Final = "answer: "
 """Prefix of the lines of rank 0 that answer a request."""
-ANSWER_TIMEOUT_S: Final = 600.0
+ANSWER_TIMEOUT_S: Final = 1800.0
 """Timeout of an answer."""
 END_TIMEOUT_S: Final = 20.0
 """Time for all workers to end before they are killed."""
@@ -60,6 +61,23 @@ def measure_missing(
             yield record.measure(key, partial(function, workers, network))
 
 
+class OneMachine:
+    """Workers that share this machine's own network; in the place of a `Network`."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers: Final = num_workers
+        with socket.create_server(("localhost", 0)) as free:
+            self._port: Final[int] = free.getsockname()[1]
+
+    def command(self, worker: int) -> list[str]:
+        """See `Network.command`."""
+        return []
+
+    def environment(self, worker: int) -> dict[str, str]:
+        """See `Network.environment`."""
+        return rank_environment(worker, self.num_workers, self.num_workers, "localhost", self._port)
+
+
 class Workers:
     """Worker processes that serve requests until the block ends, even by an exception.
 
@@ -68,10 +86,19 @@ class Workers:
         module: of a worker, by name.
         job: of all workers, ready for JSON.
         threads: of each worker.
+        environment: further variables for the workers.
     """
 
-    def __init__(self, network: Network, module: str, job: Mapping[str, Any], threads: int) -> None:
-        self._network, self._threads = network, threads
+    def __init__(
+        self,
+        network: Network | OneMachine,
+        module: str,
+        job: Mapping[str, Any],
+        threads: int,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._network = network
+        self._environment = worker_environment(threads) | dict(environment or {})
         self._command = [sys.executable, "-m", module, json.dumps(job)]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[str]] = []
@@ -84,7 +111,7 @@ class Workers:
             self._processes.append(
                 subprocess.Popen(
                     [*self._network.command(worker), *self._command],
-                    env=worker_environment(self._threads) | self._network.environment(worker),
+                    env=self._environment | self._network.environment(worker),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE if worker == 0 else errors,
                     stderr=errors,

@@ -1,14 +1,12 @@
-"""The checkpointing experiment: figures of made-up rows, made-up workers, and a small real run."""
+"""The checkpointing experiment: figures of made-up rows, and a small real run."""
 
 import json
-import sys
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 import pytest
 
 from experiments.checkpointing import run as checkpointing
-from experiments.checkpointing.job import Job
-from experiments.checkpointing.run import figures_of, main, measuring
+from experiments.checkpointing.run import figures_of, main
 
 SAVED = {
     "blocked_s": 2.0, "committed_s": 2.0, "wall_s": 2.0, "steps": 0, "undisturbed_step_s": 0.1, "lost_s": 2.0,
@@ -81,72 +79,27 @@ def test_interrupted_run_measures_only_missing_rows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = []
 
-    @contextmanager
-    def measured(job, wanted, *, quick):
-        asked.append((job.rows, list(wanted), quick))
+    class MadeUpWorkers(nullcontext):
+        def __init__(self, *_, **__):
+            super().__init__(self)
+            (tmp_path / "runs/quick/checkpointing/left behind").write_text("x")
 
-        def next_row():
-            key = wanted[len(made)]
-            made.append(key)
-            if key == "round 0" and len(asked) == 1:
+        def ask(self, **request):
+            asked.append(request)
+            if len(asked) == 2:
                 raise KeyboardInterrupt
-            return next(
-                {name: row[name] for name in row if name != "key"}
-                for row in rows_of(SAVERS)
-                if row["key"] == key
-            )
+            return {name: value for name, value in rows_of(SAVERS)[len(request)].items() if name != "key"}
 
-        made = []
-        yield next_row
-
-    monkeypatch.setattr(checkpointing, "measuring", measured)
+    monkeypatch.setattr(checkpointing, "Workers", MadeUpWorkers)
     with pytest.raises(KeyboardInterrupt):
         main(["--quick"])
     assert main(["--quick"]) == 0
-    assert asked == [(4000, ["memory", "round 0"], True), (4000, ["round 0"], True)]
+    assert asked == [{}, {"round": 0}, {"round": 0}]
+    assert not (tmp_path / "runs/quick/checkpointing").exists()
     stored = json.loads((tmp_path / "runs/quick/checkpointing.json").read_text())
     assert stored["finished"]
     assert stored["figures"]["blocked_ratio_rolling"] == pytest.approx(0.1)
     assert (tmp_path / "runs/quick/checkpointing.png").stat().st_size > 10_000
-
-
-WORKER = """
-import json, pathlib, sys
-request = json.loads(sys.argv[1])
-checkpoint = pathlib.Path(request["scratch"]) / "left behind"
-checkpoint.write_text("x")
-with open(request["out"], "a") as out:
-    for number in request["rounds"]:
-        out.write(json.dumps({"key": f"round {number}", "rows": request["job"]["rows"]}) + "\\n")
-        out.flush()
-        if number == 3:
-            sys.exit("a disk burst")
-"""
-
-
-@pytest.fixture
-def made_up_worker(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        checkpointing,
-        "torchrun_command",
-        lambda module, arguments, processes: [sys.executable, "-c", WORKER, *arguments],
-    )
-    return tmp_path
-
-
-def test_rows_come_from_the_workers_and_the_disk_is_clean_afterwards(made_up_worker):
-    with measuring(Job(rows=7), ["round 1", "round 2"], quick=True) as next_row:
-        assert [next_row(), next_row()] == [{"rows": 7}, {"rows": 7}]
-    assert list((made_up_worker / "runs/quick").iterdir()) == []
-
-
-def test_failing_workers_raise_after_their_rows(made_up_worker):
-    with measuring(Job(), ["round 3", "round 4"], quick=True) as next_row:
-        assert next_row() == {"rows": Job().rows}
-        with pytest.raises(RuntimeError, match="a disk burst"):
-            next_row()
-    assert list((made_up_worker / "runs/quick").iterdir()) == []
 
 
 @pytest.mark.system
