@@ -34,7 +34,7 @@ from experiments.emulation.figures import (
     NETWORK_NAMES,
     NETWORKS,
     SCHEME_NAMES,
-    Correlation,
+    correlation,
     deltas,
     run_of,
     slope,
@@ -109,7 +109,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
                 continue
             figures |= slope(points).figures(f"slope_{scheme}{ending}")
             name = "pls_auc_correlation" if scheme == VANILLA else f"correlation_{scheme}"
-            figures |= Correlation.of(points).figures(f"{name}{ending}")
+            figures |= correlation(points).figures(f"{name}{ending}")
     mfu = _lost_by_seed(points_of(rows, "mfu"))
     for rival in RIVALS:
         lost = _lost_by_seed(points_of(rows, rival))

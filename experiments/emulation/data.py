@@ -14,10 +14,11 @@ from torch import Tensor
 
 from cpr.priority.covering import largest_tables
 from data.batch import Batch
-from data.dataset import MANIFEST_NAME, Feature
-from data.synthetic import SyntheticConfig, generate
+from data.dataset import Feature
+from data.synthetic import SyntheticConfig
 from experiments.harness.launch import ROOT
 from experiments.harness.record import QUICK
+from experiments.harness.samples import generated
 
 DEFAULT: Final = SyntheticConfig(scale=0.02, days=6, rows_per_day=100_000)
 """0.5 million samples to train on and 0.1 million to test with, in tables of 0.68 million rows: about as few
@@ -33,21 +34,16 @@ SLICES: Final = ("tail", "torso", "head")
 
 def default_dataset(quick: bool) -> Path:
     """The data set of the emulations, a smaller one for quick runs; generated if it is absent."""
-    folder = QUICK / "emulation-data" if quick else ROOT / "datasets" / "emulation"
-    return _made(QUICK_DATA if quick else DEFAULT, folder)
+    if quick:
+        return generated(QUICK_DATA, QUICK / "emulation-data")
+    return generated(DEFAULT, ROOT / "datasets" / "emulation")
 
 
 def skewed_dataset(dataset: Path, top_coverage: float) -> Path:
     """The variant of a default data set with another skew of ids, in a sibling folder; made if absent."""
     config = DEFAULT if dataset.name == "emulation" else QUICK_DATA
     folder = dataset.with_name(f"{dataset.name}-top-{top_coverage:g}")
-    return _made(replace(config, top_coverage=top_coverage), folder)
-
-
-def _made(config: SyntheticConfig, folder: Path) -> Path:
-    if not (folder / MANIFEST_NAME).is_file():
-        generate(config, folder)
-    return folder
+    return generated(replace(config, top_coverage=top_coverage), folder)
 
 
 class Ids:

@@ -19,8 +19,8 @@ Rules that make runs comparable:
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Final
+from dataclasses import dataclass, fields, replace
+from typing import Final
 
 import numpy as np
 
@@ -84,13 +84,6 @@ class Run:
     """Skew of the ids: share of the accesses that the most popular percent of a table's ids gets, in a
     variant of the default data set; None: the data set as it is."""
 
-    def __post_init__(self) -> None:
-        _check(self.scheme in SCHEMES, f"scheme is {self.scheme!r}; choose one of {', '.join(SCHEMES)}")
-        _check(self.failures >= 0, "failures must not be negative")
-        _check(1 <= self.nodes_lost <= NODES, f"nodes_lost must be from 1 to {NODES}")
-        _check(0 < self.target_pls <= 1, "target_pls is a share, above 0 and at most 1")
-        _check(0 < self.ratio <= 1, "ratio is a share, above 0 and at most 1")
-
     @property
     def name(self) -> str:
         """A short unique name: the scheme, all settings that are not the default, the seed."""
@@ -111,10 +104,6 @@ class Run:
             optimizer=self.optimizer,
             top_coverage=self.top_coverage,
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values, for the row of a result."""
-        return asdict(self)
 
     @property
     def job(self) -> Job:
@@ -176,8 +165,3 @@ def step_saved(run: Run, hour: float, num_steps: int) -> int:
 def rows_of_node(node: int, num_rows: int) -> tuple[int, int]:
     """The half-open range of a table's rows that a node has; empty for some nodes if the table is small."""
     return node * num_rows // NODES, (node + 1) * num_rows // NODES
-
-
-def _check(good: bool, message: str) -> None:
-    if not good:
-        raise ValueError(message)

@@ -6,14 +6,14 @@ where failures happen.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Final
 
 import numpy as np
 
 from experiments.emulation.emulation import NO_FAILURE, Run
 from experiments.harness.record import Row
-from experiments.harness.statistics import Estimate, half_width
+from experiments.harness.statistics import Estimate, Interval, half_width
 
 NETWORKS: Final = {
     "": ("dlrm", "rowwise_adagrad"),
@@ -93,31 +93,18 @@ def slope(points: Mapping[Run, tuple[float, float]]) -> Estimate:
     return Estimate.of(fitted)
 
 
-@dataclass(frozen=True)
-class Correlation:
-    """Pearson's over all runs, and its 95 % confidence interval."""
+def correlation(points: Mapping[Run, tuple[float, float]]) -> Interval:
+    """Pearson's correlation over all runs, from x and y of each run, of two seeds at least.
 
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, points: Mapping[Run, tuple[float, float]]) -> "Correlation":
-        """From x and y of each run, of two seeds at least.
-
-        Runs of a seed share their failures, so that a seed counts once: the interval is that of a jackknife
-        which leaves out one seed after the other, on Fisher's scale (`arctanh`), with Student's t.
-        """
-        seeds = sorted({run.seed for run in points})
-        whole = _pearson(list(points.values()))
-        without = [_pearson([xy for run, xy in points.items() if run.seed != seed]) for seed in seeds]
-        scaled, *fewer = np.arctanh(np.clip([whole, *without], -NEARLY_ONE, NEARLY_ONE))
-        reach = half_width([float(len(seeds) * scaled - (len(seeds) - 1) * each) for each in fewer])
-        return cls(whole, float(np.tanh(scaled - reach)), float(np.tanh(scaled + reach)))
-
-    def figures(self, name: str) -> dict[str, float]:
-        """As figures of a result: the value, and its interval under `..._low` and `..._high`."""
-        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+    Runs of a seed share their failures, so that a seed counts once: the interval is that of a jackknife which
+    leaves out one seed after the other, on Fisher's scale (`arctanh`), with Student's t.
+    """
+    seeds = sorted({run.seed for run in points})
+    whole = _pearson(list(points.values()))
+    without = [_pearson([xy for run, xy in points.items() if run.seed != seed]) for seed in seeds]
+    scaled, *fewer = np.arctanh(np.clip([whole, *without], -NEARLY_ONE, NEARLY_ONE))
+    reach = half_width([float(len(seeds) * scaled - (len(seeds) - 1) * each) for each in fewer])
+    return Interval(value=whole, low=float(np.tanh(scaled - reach)), high=float(np.tanh(scaled + reach)))
 
 
 def _pearson(points: Sequence[tuple[float, float]]) -> float:

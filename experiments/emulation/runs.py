@@ -143,7 +143,7 @@ def measure(runs: Sequence[Run], workload: EmulatedWorkload, kept: Path) -> dict
         skewed_dataset(Path(workload.dataset), top_coverage)  # by one process, before several read it
     with tqdm(total=len(paths), initial=len(paths) - len(missing), unit="run", smoothing=0.1) as bar:
         for run, outcome in _emulated(missing, workload):
-            _write(paths[run], {**run.to_dict(), **outcome})
+            _write(paths[run], {**asdict(run), **outcome})
             bar.write(f"{run.name}: AUC {outcome['auc']:.5f}, PLS {outcome['pls']:.3f}")
             bar.update()
     return {run: json.loads(path.read_text()) for run, path in paths.items()}

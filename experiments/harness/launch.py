@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,13 @@ def worker_environment(threads: int) -> dict[str, str]:
     """Environment variables for workers with `threads` threads each that import from this repository."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.create_server(("localhost", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
 
 
 @contextmanager

@@ -25,7 +25,13 @@ def identity_of(dataset: str) -> str:
 
 def default_dataset(quick: bool) -> Path:
     """The data set of `make train`, or a small one for a quick run; generated if it is absent."""
-    folder = QUICK / "dataset" if quick else ROOT / "datasets" / "tiny"
+    if quick:
+        return generated(SyntheticConfig(rows_per_day=10_000, days=2), QUICK / "dataset")
+    return generated(SyntheticConfig(), ROOT / "datasets" / "tiny")
+
+
+def generated(config: SyntheticConfig, folder: Path) -> Path:
+    """The folder of a data set, which is generated if it is absent."""
     if not (folder / MANIFEST_NAME).is_file():
-        generate(SyntheticConfig(rows_per_day=10_000, days=2) if quick else SyntheticConfig(), folder)
+        generate(config, folder)
     return folder

@@ -67,22 +67,26 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """A ratio of two throughputs: median over rounds of the ratio within a round, and its 95 % interval."""
+class Interval:
+    """A statistic and the bounds of its 95 % confidence interval."""
 
     value: float
     low: float
     high: float
+
+    def figures(self, name: str) -> dict[str, float]:
+        """Figures of a result: the value, and its interval under `..._low` and `..._high`."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
+
+class Ratio(Interval):
+    """A ratio of two throughputs: median over rounds of the ratio within a round, and its interval."""
 
     @classmethod
     def of(cls, ratios: Sequence[float]) -> "Ratio":
         """From the ratio of each round, by a bootstrap over rounds."""
         low, high = bootstrap(ratios, lambda drawn: np.median(drawn, axis=1))
         return cls(value=float(np.median(ratios)), low=low, high=high)
-
-    def figures(self, name: str) -> dict[str, float]:
-        """Figures of a result: the ratio, and its interval under `..._low` and `..._high`."""
-        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
     @property
     def reach(self) -> float:

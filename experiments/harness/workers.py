@@ -8,7 +8,6 @@ standard output.
 
 import json
 import select
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from functools import partial
 from time import monotonic
 from typing import IO, Any, Final, Self
 
-from experiments.harness.launch import worker_environment
+from experiments.harness.launch import free_port, worker_environment
 from experiments.harness.network import Network, rank_environment
 from experiments.harness.record import Record, Row
 
@@ -66,8 +65,7 @@ class OneMachine:
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers: Final = num_workers
-        with socket.create_server(("localhost", 0)) as free:
-            self._port: Final[int] = free.getsockname()[1]
+        self._port: Final = free_port()
 
     def command(self, worker: int) -> list[str]:
         """See `Network.command`."""

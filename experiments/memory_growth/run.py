@@ -3,7 +3,8 @@
 The `tiny` recipe is trained under torchrun for 60,000 small steps over many epochs of one day, with an
 evaluation every 1,000 steps. Every 20 steps each worker records the bytes in use, that is, allocated from the
 C library and not freed, and the resident set size (RSS), which also holds freed fragments. The bytes in use
-reveal a leak of a few kilobytes, except of Python's small objects, which Python allocates itself. RSS covers
+reveal a leak of a few kilobytes, except of Python's small objects, which Python allocates itself; tensors and
+the memory that NumPy and Arrow get from `malloc` are in them. RSS covers
 all memory and varies by megabytes with the timing of threads. Figures, of the worker with the largest growth:
 
 - `growth_bytes_per_1000_steps`: slope of a least squares fit to the bytes in use over the second half of the

@@ -4,7 +4,6 @@ torchrun starts it with the arguments `FOLDER ARGUMENTS_OF_TRAIN...`. Each worke
 `FOLDER/RANK.jsonl`.
 """
 
-import ctypes
 import json
 import os
 import sys
@@ -18,36 +17,6 @@ from dlrm.launch.malloc import ask_for_huge_pages
 from dlrm.launch.process import leave
 
 EVERY_STEPS: Final = 20
-MALLINFO2: Final = (
-    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-)
-"""Fields of the C structure, in order."""
-
-
-class Mallinfo2(ctypes.Structure):
-    """The structure that the C library returns (`man mallinfo2`): bytes and numbers of blocks."""
-
-    _fields_ = tuple((name, ctypes.c_size_t) for name in MALLINFO2)
-
-
-def bytes_in_use() -> int:
-    """Bytes that this process has allocated from the C library and not freed.
-
-    They include tensors and the memory that NumPy, Arrow and others get from `malloc`, but not Python's small
-    objects, which are in memory that Python maps itself.
-
-    Raises:
-        RuntimeError: the C library has no `mallinfo2`; glibc has it since 2.33.
-    """
-    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if mallinfo2 is None:
-        raise RuntimeError(
-            "this C library does not report the memory in use (mallinfo2); glibc does since 2.33"
-        )
-    mallinfo2.restype = Mallinfo2
-    info = mallinfo2()
-    return int(info.uordblks + info.hblkhd)
 
 
 class MemoryRecorder:
@@ -74,7 +43,9 @@ class MemoryRecorder:
         self._step += 1
         if self._step % EVERY_STEPS == 0:
             info = self._process.memory_full_info()
-            found = {"in_use_bytes": bytes_in_use(), "rss_bytes": info.rss, "pss_bytes": info.pss}
+            heap = psutil.heap_info()
+            in_use = heap.heap_used + heap.mmap_used
+            found = {"in_use_bytes": in_use, "rss_bytes": info.rss, "pss_bytes": info.pss}
             self._sink.write(json.dumps({"step": self._step, **found}) + "\n")
             self._sink.flush()
 

@@ -10,17 +10,18 @@ which comes as JSON on the command line, the worker makes that checkpoint and en
 
 import json
 import sys
+from functools import partial
 from itertools import count
 from pathlib import Path
 
-from experiments.recovery.timeline import Timeline
+from experiments.recovery.timeline import mark
 
 
 def main() -> int:
     """Train until the process is ended from outside, and record when it reached what."""
     request = json.loads(sys.argv[1])
-    timeline = Timeline(Path(request["timeline"]))
-    timeline.mark("started")
+    reached = partial(mark, Path(request["timeline"]))
+    reached("started")
     import logging
 
     import torch
@@ -34,23 +35,23 @@ def main() -> int:
 
     logging.getLogger("torchrec").setLevel(logging.ERROR)
     keep_freed_memory()
-    timeline.mark("imported")
+    reached("imported")
     ranks = Ranks.from_environment()
     start_process_group(ranks, torch.device("cpu"))
-    timeline.mark("met")
+    reached("met")
     training = start_training(Job(**request["job"]), ranks, initialize=False)
     checkpoint = DcpSave(Path(request["saved"]), training.model)
-    timeline.mark("built")
+    reached("built")
     if request["save"]:
         checkpoint.begin()
         dist.destroy_process_group()
         return 0
     checkpoint.load()
-    timeline.mark("restored")
+    reached("restored")
     for step in count():
         training.step()
         if step == 0:
-            timeline.mark("stepped")
+            reached("stepped")
     raise AssertionError("training ends only from outside")
 
 

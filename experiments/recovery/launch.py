@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from typing import Any, Final
 import psutil
 
 from cpr.faults import Node
-from experiments.harness.launch import worker_environment
+from experiments.harness.launch import free_port, worker_environment
 from experiments.harness.network import LINK, Network
 
 NODES: Final = 2
@@ -86,9 +85,7 @@ class NodesRun:
     def __enter__(self) -> "NodesRun":
         (self.folder / "temporary").mkdir(parents=True)
         self._log = self._stack.enter_context((self.folder / "log.txt").open("w"))
-        self._endpoint = (
-            f"{self._network.address(0)}:{PORT}" if self._network else f"localhost:{_free_port()}"
-        )
+        self._endpoint = f"{self._network.address(0)}:{PORT}" if self._network else f"localhost:{free_port()}"
         for node in range(NODES):
             self._start(node)
         return self
@@ -249,10 +246,3 @@ class NodesRun:
 
     def _end_of_log(self) -> str:
         return (self.folder / "log.txt").read_text()[-6000:]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -7,11 +7,12 @@ on the command line.
 
 import json
 import sys
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from cpr import forkserver
-from experiments.recovery.timeline import Timeline
+from experiments.recovery.timeline import mark
 
 
 def prepare() -> None:
@@ -25,7 +26,7 @@ def prepare() -> None:
 def work() -> int:
     """Train until the process is ended from outside, and record when it reached what."""
     request = json.loads(sys.argv[1])
-    timeline = Timeline(Path(request["timeline"]))
+    reached = partial(mark, Path(request["timeline"]))
     import logging
 
     from cpr.session import PartialRecovery
@@ -35,24 +36,24 @@ def work() -> int:
 
     logging.getLogger("torchrec").setLevel(logging.ERROR)
     keep_freed_memory()
-    timeline.mark("imported")
+    reached("imported")
     recovery = PartialRecovery(request["saved"])
     with recovery:
         recovery.init_process_group("gloo")
-        timeline.mark("met")
+        reached("met")
         with recovery.building():
             training = start_training(Job(**request["job"]), Ranks.from_environment(), initialize=False)
-        timeline.mark("built")
+        reached("built")
         recovery.restore(training.model, states={"optimizers": training.optimizers})
-        timeline.mark("restored")
+        reached("restored")
         for step in count():
             training.step()
             recovery.step(request["job"]["global_batch_size"])
             if step == 0:
-                timeline.mark("stepped")
+                reached("stepped")
     raise AssertionError("training ends only from outside")
 
 
 if __name__ == "__main__":
-    Timeline(Path(json.loads(sys.argv[1])["timeline"])).mark("started")
+    mark(Path(json.loads(sys.argv[1])["timeline"]), "started")
     raise SystemExit(forkserver.run(prepare, work))

@@ -16,24 +16,18 @@ EVENTS: Final = ("started", "imported", "met", "built", "restored", "stepped")
 """In order: the process runs; has its modules, its group, its model, the model's values; has done a step."""
 
 
-class Timeline:
-    """Appends the marks of one worker process to `path`, which all workers on a machine share."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def mark(self, event: str, **more: Any) -> None:
-        """Record that `event` has happened now, in one write that no other worker's can split."""
-        line = {
-            "event": event,
-            "time": time.time(),
-            "rank": int(os.environ.get("RANK", "0")),
-            "generation": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-            "pid": os.getpid(),
-            **more,
-        }
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+def mark(path: Path, event: str, **more: Any) -> None:
+    """Append that `event` has happened now in this worker, in one write that no other worker's can split."""
+    line = {
+        "event": event,
+        "time": time.time(),
+        "rank": int(os.environ.get("RANK", "0")),
+        "generation": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        "pid": os.getpid(),
+        **more,
+    }
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def read_marks(path: Path) -> list[Mark]:

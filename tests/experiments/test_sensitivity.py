@@ -3,7 +3,6 @@ import json
 import pytest
 
 from data.dataset import DatasetManifest
-from experiments.emulation import data as emulation_data
 from experiments.emulation import runs as emulation_runs
 from experiments.sensitivity import CHANGES, OTHERS, PAPER, main, plan
 
@@ -19,7 +18,7 @@ def made_up(monkeypatch):
             yield run, {"auc": 0.75 + run.seed / 100 - lost / 1e4, "pls": 0.05 * run.nodes_lost}
 
     monkeypatch.setattr(emulation_runs, "_emulated", emulated)
-    monkeypatch.setattr(emulation_data, "generate", lambda config, folder: None)
+    monkeypatch.setattr("experiments.harness.samples.generate", lambda config, folder: None)
 
 
 def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch, made_up):

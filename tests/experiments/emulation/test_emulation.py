@@ -101,18 +101,3 @@ def test_a_run_is_compared_with_one_of_the_same_model_and_data():
     assert run.without_failures == Run(
         scheme="none", seed=2, network="dcnv2", optimizer="sgd", top_coverage=0.5
     )
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"scheme": "best"}, "choose one of none, naive, vanilla, mfu"),
-        ({"failures": -1}, "failures"),
-        ({"nodes_lost": 9}, "from 1 to 8"),
-        ({"target_pls": 0}, "target_pls"),
-        ({"ratio": 1.5}, "ratio"),
-    ],
-)
-def test_nonsense_is_refused(values, message):
-    with pytest.raises(ValueError, match=message):
-        Run(**{"scheme": "mfu", "seed": 0, **values})

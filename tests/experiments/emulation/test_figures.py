@@ -1,12 +1,14 @@
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
 from experiments.emulation.emulation import Run
 from experiments.emulation.figures import (
-    Correlation,
     Estimate,
     by_setting,
+    correlation,
     deltas,
     estimates,
     run_of,
@@ -15,7 +17,7 @@ from experiments.emulation.figures import (
 
 
 def row(scheme, seed, auc, **more):
-    return {"key": "?", **Run(scheme=scheme, seed=seed, **more).to_dict(), "auc": auc}
+    return {"key": "?", **asdict(Run(scheme=scheme, seed=seed, **more)), "auc": auc}
 
 
 ROWS = [
@@ -49,7 +51,7 @@ def test_intervals_are_those_of_a_paired_t_test():
 
 def test_a_row_names_its_run():
     run = Run(scheme="ssu", seed=4, failures=3, ratio=0.5, top_coverage=0.9)
-    assert run_of({"key": "?", **run.to_dict(), "auc": 0.7}) == run
+    assert run_of({"key": "?", **asdict(run), "auc": 0.7}) == run
 
 
 def test_slopes_go_through_the_origin_and_count_a_seed_once():
@@ -62,7 +64,7 @@ def test_slopes_go_through_the_origin_and_count_a_seed_once():
     assert found.value == pytest.approx(0.012)
     assert found.ci == pytest.approx(Estimate.of([0.01, 0.012, 0.014]).ci)
     flat = {run: (pls, 0.001 * pls) for run, (pls, _) in points.items()}
-    assert Correlation.of(flat).value == pytest.approx(1)
+    assert correlation(flat).value == pytest.approx(1)
 
 
 def correlated(rng, seeds, within, between):
@@ -80,7 +82,7 @@ def correlated(rng, seeds, within, between):
 def test_intervals_of_correlations_hold_the_truth_about_as_often_as_they_say(between):
     rng = np.random.default_rng(1)
     truth = 1 / (1 + 0.6**2 + between**2) ** 0.5
-    found = [Correlation.of(correlated(rng, 6, 0.6, between)) for _ in range(400)]
+    found = [correlation(correlated(rng, 6, 0.6, between)) for _ in range(400)]
     held = sum(each.low <= truth <= each.high for each in found) / len(found)
     assert 0.88 <= held <= 0.99
     assert all(each.low <= each.value <= each.high for each in found)
@@ -92,6 +94,6 @@ def test_a_correlation_of_one_has_an_interval():
         for seed in (0, 1)
         for number in range(3)
     }
-    found = Correlation.of(points)
+    found = correlation(points)
     assert (found.low, found.value, found.high) == pytest.approx((1, 1, 1))
     assert found.figures("x").keys() == {"x", "x_low", "x_high"}

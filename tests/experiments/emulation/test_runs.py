@@ -2,17 +2,17 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from data.dataset import DatasetManifest
-from experiments.emulation import data as emulation_data
 from experiments.emulation import runs as emulation_runs
 from experiments.emulation.emulation import Run
 from experiments.emulation.runs import measure, measure_experiment
 from experiments.emulation.worker import EmulatedWorkload
+from experiments.harness import samples
 from experiments.harness.launch import worker_environment
 
 
@@ -42,7 +42,7 @@ RUNS = [Run(scheme=scheme, seed=seed) for seed in (0, 1) for scheme in ("none", 
 
 def test_runs_are_measured_once_and_kept(tmp_path, emulated, workload):
     rows = measure(RUNS[:3], workload, tmp_path)
-    assert rows[RUNS[1]] == {**RUNS[1].to_dict(), "auc": 0.7, "pls": 0.1}
+    assert rows[RUNS[1]] == {**asdict(RUNS[1]), "auc": 0.7, "pls": 0.1}
     assert measure(RUNS, workload, tmp_path)[RUNS[3]]["auc"] == pytest.approx(0.71)
     assert emulated == [run.name for run in RUNS], "in the order of the plan, each once"
 
@@ -100,7 +100,7 @@ def test_the_code_that_decides_a_run_is_named():
 def measured(tmp_path, monkeypatch, arguments, made):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(emulation_runs, "default_dataset", lambda quick: tmp_path / "data")
-    monkeypatch.setattr(emulation_data, "generate", lambda config, folder: made.append(folder.name))
+    monkeypatch.setattr(samples, "generate", lambda config, folder: made.append(folder.name))
     return measure_experiment(
         "made_up",
         arguments,

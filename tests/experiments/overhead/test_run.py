@@ -6,7 +6,8 @@ import pytest
 
 from experiments.emulation import runs as emulation_runs
 from experiments.emulation.emulation import SCHEMES, Run
-from experiments.overhead import picture, quality
+from experiments.overhead import quality
+from experiments.overhead import run as overhead
 from experiments.overhead.accounting import account
 from experiments.overhead.quality import plan
 from experiments.overhead.run import main
@@ -120,7 +121,7 @@ def test_real_runs_in_two_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(quality, "SCHEMES", ("mfu", "vanilla", "random"))
     monkeypatch.setattr(quality, "CHOOSING", ("mfu",))
     monkeypatch.setattr(quality, "NETWORKS", {"": quality.NETWORKS[""]})
-    monkeypatch.setattr(picture, "NETWORK_NAMES", {"": picture.NETWORK_NAMES[""]})
+    monkeypatch.setattr(overhead, "NETWORK_NAMES", {"": overhead.NETWORK_NAMES[""]})
     context = forks.context()
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
     assert main(["--quick"]) == 0
