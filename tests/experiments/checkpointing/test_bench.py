@@ -148,7 +148,7 @@ def test_measured_times_and_steps_of_a_save(training, tmp_path):
     assert measured["lost_after_s"] == pytest.approx(measured["after_s"] - 3 * measured["undisturbed_step_s"])
 
 
-def test_waiting_within_a_step_counts(training, tmp_path):
+def test_waiting_within_a_step_counts_and_a_blocking_save_has_no_steps(training, tmp_path):
     class Holding(MadeUp):
         """Reports that the first step after its start was blocked for 100 s."""
 
@@ -162,10 +162,6 @@ def test_waiting_within_a_step_counts(training, tmp_path):
     bench = Bench(JOB, training, tmp_path, rank=0)
     measured = bench._measure("made up", lambda: Holding(commits_after=2, idle_after=2, wait_s=0.05))
     assert 100 + 4 * 0.05 <= measured["blocked_s"] < 100 + measured["wall_s"]
-
-
-def test_blocking_save_has_no_steps(training, tmp_path):
-    bench = Bench(JOB, training, tmp_path, rank=0)
     measured = bench._measure("made up", lambda: MadeUp(commits_after=0, idle_after=0, wait_s=0.05))
     assert measured["steps"] == 0
     assert measured["committed_s"] == measured["blocked_s"] >= 0.05

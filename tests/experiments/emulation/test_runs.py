@@ -40,14 +40,7 @@ def workload(tmp_path):
 RUNS = [Run(scheme=scheme, seed=seed) for seed in (0, 1) for scheme in ("none", "mfu")]
 
 
-def test_runs_are_measured_once_and_kept(tmp_path, emulated, workload):
-    rows = measure(RUNS[:3], workload, tmp_path)
-    assert rows[RUNS[1]] == {**asdict(RUNS[1]), "auc": 0.7, "pls": 0.1}
-    assert measure(RUNS, workload, tmp_path)[RUNS[3]]["auc"] == pytest.approx(0.71)
-    assert emulated == [run.name for run in RUNS], "in the order of the plan, each once"
-
-
-def test_an_interrupted_measurement_resumes(tmp_path, emulated, workload, monkeypatch):
+def test_runs_are_measured_once_and_kept_also_if_interrupted(tmp_path, emulated, workload, monkeypatch):
     whole = emulation_runs._emulated
 
     def interrupted(runs, shared):
@@ -59,8 +52,10 @@ def test_an_interrupted_measurement_resumes(tmp_path, emulated, workload, monkey
         measure(RUNS[:2], workload, tmp_path)
     monkeypatch.setattr(emulation_runs, "_emulated", whole)
     emulated.clear()
-    assert set(measure(RUNS[:2], workload, tmp_path)) == set(RUNS[:2])
-    assert emulated == [RUNS[1].name]
+    rows = measure(RUNS, workload, tmp_path)
+    assert emulated == [run.name for run in RUNS[1:]], "in the order of the plan, each once"
+    assert rows[RUNS[0]] == {**asdict(RUNS[0]), "auc": 0.7, "pls": 0.1}
+    assert rows[RUNS[3]]["auc"] == pytest.approx(0.71)
 
 
 def test_other_data_steps_or_code_are_measured_again(tmp_path, emulated, workload, monkeypatch):
@@ -125,28 +120,30 @@ def test_an_experiment_has_one_row_a_run_seed_by_seed(tmp_path, emulated, worklo
     assert made == ["data-top-0.5"]
 
 
-def test_a_users_data_keeps_its_skew_and_the_papers_choice_of_tables(
+def test_a_users_data_keeps_its_skew_and_the_papers_tables_and_replaces_no_default_result(
     tmp_path, emulated, workload, monkeypatch
 ):
-    record = measured(tmp_path, monkeypatch, ["--quick", str(tmp_path / "data")], [])
-    assert [row["top_coverage"] for row in record.rows] == [None] * 4
-    stored = json.loads((tmp_path / "runs/quick/made_up.json").read_text())
-    assert stored["config"]["covering"] == 0.995
-
-
-def test_a_result_of_other_data_does_not_replace_the_default_one(tmp_path, emulated, workload, monkeypatch):
     monkeypatch.setattr(emulation_runs, "OTHERS", tmp_path / "others")
     monkeypatch.setattr(emulation_runs, "KEPT", tmp_path / "kept")
     record = measured(tmp_path, monkeypatch, [str(tmp_path / "data"), "--seeds", "2"], [])
+    assert [row["top_coverage"] for row in record.rows] == [None] * 4
     assert record.path == tmp_path / "others" / "made_up.json"
+    assert json.loads(record.path.read_text())["config"]["covering"] == 0.995
 
 
-@pytest.mark.parametrize("what", ["day_0.gz", "nowhere"])
-def test_data_that_is_not_prepared_is_refused_with_what_to_do(tmp_path, monkeypatch, capsys, what):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["day_0.gz"], "Make one with `python -m data.prepare`"),
+        (["nowhere"], "Make one with `python -m data.prepare`"),
+        (["--seeds", "1"], "at least 2"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_what_to_do(tmp_path, monkeypatch, capsys, arguments, message):
     (tmp_path / "day_0.gz").write_bytes(b"raw")
     with pytest.raises(SystemExit):
-        measured(tmp_path, monkeypatch, [str(tmp_path / what)], [])
-    assert "Make one with `python -m data.prepare`" in capsys.readouterr().err
+        measured(tmp_path, monkeypatch, arguments, [])
+    assert message in capsys.readouterr().err
 
 
 def test_figures_can_be_recomputed_without_code_or_data_of_the_stored_runs(
@@ -165,12 +162,6 @@ def test_figures_can_be_recomputed_without_code_or_data_of_the_stored_runs(
     with pytest.raises(SystemExit):
         measured(tmp_path, monkeypatch, ["--quick", "--figures"], [])
     assert "not there or not finished" in capsys.readouterr().err
-
-
-def test_one_seed_is_refused(tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        measured(tmp_path, monkeypatch, ["--seeds", "1"], [])
-    assert "at least 2" in capsys.readouterr().err
 
 
 ORPHANS = """

@@ -30,31 +30,20 @@ def not_again():
     pytest.fail("measured a second time")
 
 
-def test_an_interrupted_experiment_goes_on_with_the_rows_it_has(tmp_path):
+def test_a_row_is_on_disk_at_once_so_that_an_interrupted_experiment_goes_on(tmp_path):
     first = open_record(tmp_path)
     first.measure("a", lambda: {"took_s": 1.5})
+    stored = json.loads(first.path.read_text())
+    assert (stored["rows"], stored["finished"]) == ([{"key": "a", "took_s": 1.5}], None)
+    assert [path.name for path in tmp_path.iterdir()] == ["speed.json"]
     with pytest.raises(InterruptedExperimentError):
         first.measure("b", interrupted)
     second = open_record(tmp_path)
     assert second.measure("a", not_again) == {"key": "a", "took_s": 1.5}
     assert second.measure("b", lambda: {"took_s": 2.0})["took_s"] == 2.0
     assert [row["key"] for row in second.rows] == ["a", "b"]
-
-
-def test_a_row_is_on_disk_as_soon_as_it_is_measured(tmp_path):
-    record = open_record(tmp_path)
-    record.measure("a", lambda: {"took_s": 1.5})
-    stored = json.loads(record.path.read_text())
-    assert stored["rows"] == [{"key": "a", "took_s": 1.5}]
-    assert stored["finished"] is None
-    assert [path.name for path in tmp_path.iterdir()] == ["speed.json"]
-
-
-def test_a_finished_experiment_starts_over(tmp_path):
-    first = open_record(tmp_path)
-    first.measure("a", lambda: {"took_s": 1.5})
-    first.finish({"speed": 3.0})
-    assert open_record(tmp_path).rows == []
+    second.finish({"speed": 3.0})
+    assert open_record(tmp_path).rows == []  # a finished one starts over
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,9 @@ from dataclasses import replace
 
 import torch
 
-from experiments.harness.workload import OURS, TORCHREC, TimedBatches, Workload
+from experiments.harness.workload import TimedBatches, Workload
 
 SMALL = Workload(rows=5000, global_batch_size=64, num_batches=2)
-
-
-def test_all_settings_of_the_comparison_are_there_once():
-    names = [setting.name for setting in (*OURS, *TORCHREC)]
-    assert len(set(names)) == len(names)
-    assert {(s.precision, s.processes, s.threads) for s in OURS} == {
-        (precision, *shape) for precision in ("fp32", "bf16") for shape in ((1, 2), (2, 1))
-    }
-    rivals = {(s.precision, s.processes, s.pipelined) for s in TORCHREC}
-    assert len(rivals) == len(TORCHREC) == 8
-    assert not any(setting.keeps_memory for setting in TORCHREC)
 
 
 def test_the_parts_of_the_ranks_make_up_the_global_batch():

@@ -65,7 +65,7 @@ def test_the_papers_percentages_come_out(tmp_path):
     assert figures["overhead_cpr_save"] == pytest.approx(5.6 / 60 / 44.8)
 
 
-def test_what_was_not_measured_is_missing_with_its_reason(tmp_path):
+def test_measured_costs_are_added_and_what_was_not_measured_is_missing_with_its_reason(tmp_path):
     nothing = account(tmp_path)
     assert nothing.figures()["overhead_cpr_background"] is None
     assert "checkpointing" in nothing.missing["overhead_cpr_background"]
@@ -75,19 +75,6 @@ def test_what_was_not_measured_is_missing_with_its_reason(tmp_path):
     assert account(tmp_path).missing.keys() == {"overhead_cpr_background_tracked"}
     (tmp_path / "tracking.json").write_text(json.dumps(TRACKING))
     assert not account(tmp_path).missing
-
-
-def test_counting_is_added_to_all_the_rest(tmp_path):
-    (tmp_path / "checkpointing.json").write_text(json.dumps(SAVING))
-    (tmp_path / "tracking.json").write_text(json.dumps(TRACKING))
-    figures = account(tmp_path).figures()
-    assert figures["overhead_cpr_background_tracked"] == pytest.approx(
-        figures["overhead_cpr_background_slowed"] + 0.008
-    )
-
-
-def test_background_saving_costs_what_training_waits(tmp_path):
-    (tmp_path / "checkpointing.json").write_text(json.dumps(SAVING))
     figures = account(tmp_path).figures()
     # eight row saves of 0.02 s where a synchronous save takes 4 s
     assert figures["overhead_cpr_background_save"] == pytest.approx(figures["overhead_cpr_save"] * 0.04)
@@ -96,6 +83,9 @@ def test_background_saving_costs_what_training_waits(tmp_path):
     )
     assert figures["overhead_cpr_background_slowed_save"] == pytest.approx(figures["overhead_cpr_save"] * 0.5)
     assert figures["overhead_cpr_background_recovery"] == figures["overhead_cpr_recovery"]
+    assert figures["overhead_cpr_background_tracked"] == pytest.approx(
+        figures["overhead_cpr_background_slowed"] + 0.008
+    )
 
 
 def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch, made_up):
