@@ -102,6 +102,11 @@ class Checkpointer:
     copied during the next forward pass, before the backward pass changes them; code that changes tables in
     another way calls `settle` first.
 
+    Methods that use the directory raise `CheckpointError` if it cannot be read or written, and `LockedError`
+    if another live run owns it. The failure of a save in the background is raised once, by the next call of
+    `step`, `wait`, `wait_until_idle`, `is_free`, `save`, `save_rows` or `close`, as a `SaveFailedError` that
+    names the file.
+
     Args:
         model: holds TorchRec's sharded embeddings, such as `DistributedModelParallel`.
         config: how to save.
@@ -239,10 +244,6 @@ class Checkpointer:
         """Take the directory for this run; otherwise the first save does.
 
         Called before `load`, it makes sure that no other run saves between the two.
-
-        Raises:
-            LockedError: another live run writes to the directory.
-            CheckpointError: the directory cannot be written to.
         """
         self._check_open()
         self.ownership.claim()
@@ -251,10 +252,6 @@ class Checkpointer:
         """Record in the directory that the run has finished, after its last save is committed.
 
         Workers that are restarted later see the record and exit. Called by all ranks; durable on return.
-
-        Raises:
-            LockedError: another run has taken the directory over.
-            CheckpointError: the directory cannot be written to.
         """
         self.ownership.finish(self.steps_done)
 
@@ -262,9 +259,7 @@ class Checkpointer:
         """Get ready to save: claim the directory, list its saves, allocate memory; else the first save does.
 
         Raises:
-            LockedError: another live run writes to the directory.
             MismatchError: the directory holds saves that this run has not loaded.
-            CheckpointError: the directory cannot be written to.
         """
         if self._committer is not None:
             return
@@ -308,7 +303,6 @@ class Checkpointer:
             ValueError: there is no state of `step`; lists the steps that there are.
             MismatchError: the saves are of another model; names the difference.
             NoUsableStateError: there are saves, but none loads; lists the reasons.
-            CheckpointError: the storage cannot be read.
         """
         self._check_open()
         began = time.perf_counter()
@@ -335,11 +329,7 @@ class Checkpointer:
         )
 
     def all_steps(self) -> list[int]:
-        """Steps of the states that can be loaded according to the manifests, ascending. Collective.
-
-        Raises:
-            CheckpointError: the storage cannot be read.
-        """
+        """Steps of the states that can be loaded according to the manifests, ascending. Collective."""
         self._check_open()
         cache = self._restart_cache()
         return on_rank_0(
@@ -362,7 +352,6 @@ class Checkpointer:
 
         Raises:
             NothingSavedError: nothing was ever saved in the other directory.
-            CheckpointError: as `load`.
         """
         self._check_open()
         storage = open_storage(uri)
@@ -374,11 +363,7 @@ class Checkpointer:
         return found[0]
 
     def newest_state(self) -> State | None:
-        """The newest state of the directory according to its manifests; None if there is none. Collective.
-
-        Raises:
-            CheckpointError: the storage cannot be read.
-        """
+        """The newest state of the directory according to its manifests; None if there is none. Collective."""
         self._check_open()
         return find_newest(self._storage, self._group, self._restart_cache())[0]
 
@@ -413,9 +398,6 @@ class Checkpointer:
         Returns:
             The newest state, which row saves build on, and newer saves that are damaged: rows that changed
             since one of those may be missing in the next row save.
-
-        Raises:
-            CheckpointError: the storage cannot be read.
         """
         self._check_open()
         assert self._committer is None, "must be called before the first save"
@@ -448,7 +430,6 @@ class Checkpointer:
         Raises:
             ValueError: this rank has no such shard or rows.
             NothingSavedError: nothing was ever saved.
-            CheckpointError: as `load`.
         """
         shards = shards_named(self.shards, names)
         if ranges is not None:
@@ -489,8 +470,6 @@ class Checkpointer:
             The save; None if it was skipped because another is running.
 
         Raises:
-            SaveFailedError: an earlier save failed in the background.
-            LockedError: another live run writes to the directory.
             MismatchError: the directory holds saves that this run has not loaded.
         """
         return self._begin("base", moment, None, timeout_s)
@@ -507,18 +486,13 @@ class Checkpointer:
             The save; None if it was skipped because another is running.
 
         Raises:
-            SaveFailedError: an earlier save failed in the background.
             ValueError: there are no such shards or rows, or no full checkpoint to build on.
             MismatchError: the full checkpoint is of another sharding plan or optimizer; save a new one.
         """
         return self._begin("rows", "consistent", rows, began=began)
 
     def step(self) -> None:
-        """Note that a training step is complete; a rolling save copies some rows now.
-
-        Raises:
-            SaveFailedError: a save failed in the background; names the file.
-        """
+        """Note that a training step is complete; a rolling save copies some rows now."""
         self.settle()
         self.steps_done += 1
         self._raise_failure()
@@ -540,9 +514,6 @@ class Checkpointer:
 
         Returns:
             Whether the save is committed, or none was running.
-
-        Raises:
-            SaveFailedError: the save failed; names the file.
         """
         self._wait_here(None if timeout_s is None else time.monotonic() + timeout_s)
         save = self._save
@@ -570,9 +541,6 @@ class Checkpointer:
 
         Returns:
             Whether all that is finished.
-
-        Raises:
-            SaveFailedError: one of them failed; names the file.
         """
         self._wait_here(deadline)
         self._raise_failure()
@@ -581,11 +549,7 @@ class Checkpointer:
         return idle
 
     def is_free(self) -> bool:
-        """Whether no rank is saving, compacting or deleting. Called by all ranks.
-
-        Raises:
-            SaveFailedError: the last save failed in the background.
-        """
+        """Whether no rank is saving, compacting or deleting. Called by all ranks."""
         is_free = all(self.agreement.gather(self._save is None or self._save.is_over))
         if is_free:
             self._raise_failure()

@@ -14,13 +14,13 @@ import numpy as np
 import xxhash
 
 from cpr.checkpoint.catalog.chain import Rejected, State, is_committed, own_states
-from cpr.checkpoint.catalog.cover import check_tables
 from cpr.checkpoint.format.manifest import ChunkEntry, FileEntry, Manifest, RowFileEntry, StateFileEntry
 from cpr.checkpoint.format.row_file import decode_chunk
 from cpr.checkpoint.format.tree_file import decode_state
 from cpr.checkpoint.ownership.records import damaged_records
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CheckpointError, CorruptFileError
+from cpr.extent import Extent
 
 READERS: Final = 4
 READ_BYTES: Final = 8 * 2**20
@@ -195,3 +195,37 @@ def _spans(entry: FileEntry) -> Iterator[_Span]:
         end = chunk.offset + chunk.length
         yield _Span(chunk.offset, end, chunk)
     yield _Span(end, entry.num_bytes, None)
+
+
+def check_tables(save: Manifest) -> None:
+    """Refuse a save from which some table could not be fully loaded.
+
+    Raises:
+        CorruptFileError: a base lacks some rows of a table, or a row is in two files of the save.
+    """
+    for table_fqn, table in save.tables.items():
+        check_cover(save, Extent.of_table(table_fqn, (table.rows, table.cols)))
+
+
+def check_cover(save: Manifest, whole: Extent) -> None:
+    """As `check_tables`, for a part of one table."""
+    parts = [part for entry in save.rows if (part := entry.extent.overlap(whole))]
+    rows = np.unique([extent.rows for extent in (whole, *parts)])
+    cols = np.unique([extent.cols for extent in (whole, *parts)])
+    counts = np.zeros((len(rows) - 1, len(cols) - 1), dtype=np.int32)
+    for part in parts:
+        cells = np.searchsorted(rows, part.rows), np.searchsorted(cols, part.cols)
+        counts[slice(*cells[0]), slice(*cells[1])] += 1
+    fewest = 1 if save.kind == "base" else 0
+    for row, col in np.argwhere((counts < fewest) | (counts > 1))[:1]:
+        where = (
+            f"rows {rows[row]} to {rows[row + 1] - 1}, columns {cols[col]} to {cols[col + 1] - 1} of table "
+            f"{whole.table_fqn}"
+        )
+        path = save.path
+        if counts[row, col]:
+            raise CorruptFileError(f"{path} has {where} in two files, and cannot say which is right")
+        raise CorruptFileError(
+            f"{path} is a base without {where}: the save is incomplete; load an older state, or save a new "
+            "base with all workers"
+        )

@@ -4,6 +4,9 @@ Exporters need to know nothing about shards, chains and codecs. A table that is 
 windows of rows, each in its newest version.
 """
 
+import base64
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -13,7 +16,6 @@ from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.format.manifest import TableEntry
-from cpr.checkpoint.interop.json_tree import TreePath, to_json
 from cpr.checkpoint.load.shard_loader import load_shards, read_state_file
 from cpr.checkpoint.storage.base import Storage
 from cpr.shards.shard import TableShard
@@ -24,6 +26,9 @@ NOTES_FILE: Final = "cpr-export.json"
 """JSON file of an export with the step, counters, schedules and everything else that is not a tensor."""
 NOTES_FORMAT: Final = "cpr-export"
 NOTES_VERSION: Final = 1
+
+TreePath = tuple[str, ...]
+"""Keys and list indices from the root of a tree to a value in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,3 +157,55 @@ def _columns(table_fqn: str, table: TableEntry) -> list[TableColumn]:
         )
         for name, column in table.columns.items()
     ]
+
+
+def to_json(tree: Any, path: TreePath, tensors: dict[TreePath, Tensor]) -> Any:
+    """Convert nested state, as `cpr.checkpoint.format.tree_file` takes, to JSON that stays readable.
+
+    Its tensors are added to `tensors`, under names that begin with `path`. Values that JSON lacks are objects
+    with one key that begins with `$`: `$tensor` and `$array` name a tensor, `$raw_array` holds data type,
+    shape and base64 of an array that PyTorch cannot hold, and `$bytes`, `$float`, `$tuple` and `$items` (a
+    dict whose keys are not all plain strings) hold their values.
+    """
+    if isinstance(tree, Tensor):
+        return {"$tensor": _add(tree, path, tensors)}
+    if isinstance(tree, np.ndarray):
+        return _array(tree, path, tensors)
+    if isinstance(tree, list | tuple):
+        values = [to_json(value, (*path, str(at)), tensors) for at, value in enumerate(tree)]
+        return {"$tuple": values} if isinstance(tree, tuple) else values
+    if isinstance(tree, Mapping):
+        items = [(key, to_json(value, (*path, str(key)), tensors)) for key, value in tree.items()]
+        is_plain = all(isinstance(key, str) and not key.startswith("$") for key in tree)
+        return dict(items) if is_plain else {"$items": items}
+    return _plain(tree)
+
+
+def flat_name(path: Iterable[str]) -> str:
+    """Name of the value at a path, as `torch.distributed.checkpoint` flattens nested state."""
+    return ".".join(path)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    return value
+
+
+def _array(array: "np.ndarray[Any, Any]", path: TreePath, tensors: dict[TreePath, Tensor]) -> Any:
+    try:
+        in_order = np.ascontiguousarray(array).reshape(array.shape)  # which adds a dimension to scalars
+        return {"$array": _add(torch.from_numpy(in_order), path, tensors)}
+    except (TypeError, ValueError):  # a data type or byte order that PyTorch lacks
+        data = base64.b64encode(array.tobytes()).decode()
+        return {"$raw_array": [array.dtype.str, list(array.shape), data]}
+
+
+def _add(tensor: Tensor, path: TreePath, tensors: dict[TreePath, Tensor]) -> str:
+    taken = {flat_name(other) for other in tensors}
+    while flat_name(path) in taken:  # such as ("a.b",) after ("a", "b")
+        path = (*path[:-1], path[-1] + "'")
+    tensors[path] = tensor
+    return flat_name(path)

@@ -19,8 +19,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from cpr.checkpoint.interop.full_model import FullModel, TableColumn
-from cpr.checkpoint.interop.json_tree import TreePath, flat_name
+from cpr.checkpoint.interop.full_model import FullModel, TableColumn, TreePath, flat_name
 
 
 def write_dcp(model: FullModel, folder: Path, progress: Callable[[int], object]) -> None:

@@ -19,8 +19,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from cpr.checkpoint.interop.full_model import FullModel
-from cpr.checkpoint.interop.json_tree import flat_name
+from cpr.checkpoint.interop.full_model import FullModel, flat_name
 
 FILE_BYTES: Final = 4 * 2**30
 """A file of at least this size gets no further tensor."""

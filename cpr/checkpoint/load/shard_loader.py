@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import State
-from cpr.checkpoint.catalog.cover import check_cover
+from cpr.checkpoint.catalog.verify import check_cover
 from cpr.checkpoint.format.manifest import TableEntry, digest
 from cpr.checkpoint.format.part import table_entry
 from cpr.checkpoint.format.tree_file import decode_state

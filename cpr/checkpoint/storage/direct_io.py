@@ -9,7 +9,7 @@ import errno
 import fcntl
 import mmap
 import os
-import threading
+import queue
 from pathlib import Path
 from typing import Final
 
@@ -28,25 +28,22 @@ class BlockPool:
     """Page-aligned blocks that are reused from file to file, since touching fresh memory is slow."""
 
     def __init__(self) -> None:
-        self._free: list[mmap.mmap] = []
-        self._num_made = 0
-        self._lock = threading.Lock()
+        self._free: queue.LifoQueue[mmap.mmap | None] = queue.LifoQueue()
+        for _ in range(MAX_BLOCKS):
+            self.give_back(None)  # one that is not made yet
 
     def take(self) -> mmap.mmap | None:
         """Take a block; None when all are in use."""
-        with self._lock:
-            if self._free:
-                return self._free.pop()
-            if self._num_made == MAX_BLOCKS:
-                return None
-            self._num_made += 1
+        try:
+            block = self._free.get_nowait()
+        except queue.Empty:
+            return None
         # Private, so that a forked process never shares a block with its parent.
-        return mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return block or mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
-    def give_back(self, block: mmap.mmap) -> None:
+    def give_back(self, block: mmap.mmap | None) -> None:
         """Return a block for the next file."""
-        with self._lock:
-            self._free.append(block)
+        self._free.put(block)
 
 
 _pool: Final = BlockPool()

@@ -26,11 +26,6 @@ def message(state: State, shard: TableShard) -> str:
     return str(raised.value)
 
 
-def test_the_same_table_fits_under_any_plan():
-    state = state_of(make_shard(rows=(0, 40)), make_shard(rows=(40, 100)))
-    check_fit(state, make_shard(rows=(10, 90), cols=(3, 4)))
-
-
 def test_a_missing_table_is_named_with_the_saved_ones():
     text = message(state_of(make_shard("a"), make_shard("b")), make_shard("c"))
     assert text.startswith(f"{PATH} has no table c; it has a, b. ")

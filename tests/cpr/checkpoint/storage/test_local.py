@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,17 +47,6 @@ def no_direct_writing(monkeypatch: pytest.MonkeyPatch) -> None:
         return file
 
     monkeypatch.setattr(os, "open", refuse)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder]
-    if subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("mounting a small tmpfs is not permitted here")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 def write(storage: LocalStorage, path: str, data: bytes) -> None:
@@ -182,27 +170,6 @@ def test_a_folder_in_the_place_of_a_file(storage: LocalStorage):
         write(storage, "saves", b"")
     with pytest.raises(CheckpointError, match="a file stands where a folder is needed"):
         write(storage, "saves/file/other", b"")
-
-
-@pytest.mark.parametrize("num_bytes", [2 * 2**20, 2 * BLOCK_BYTES])
-def test_a_full_disk(small_disk: Path, num_bytes: int):
-    storage = LocalStorage(small_disk)
-    write(storage, "old", bytes(1000))
-    with pytest.raises(CheckpointError, match=r"disk/new failed: No space left on device.*free some space"):
-        write(storage, "new", bytes(num_bytes))
-    assert files_in(small_disk) == ["old"]
-    write(storage, "new", bytes(500_000))
-    assert storage.size("new") == 500_000
-
-
-def test_a_read_only_disk(small_disk: Path):
-    storage = LocalStorage(small_disk)
-    write(storage, "old", b"data")
-    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    for use in (lambda: write(storage, "new", b""), lambda: storage.delete("old")):
-        with pytest.raises(CheckpointError, match=r"Read-only file system.*make it writable"):
-            use()
-    assert read(storage, "old") == b"data"
 
 
 def test_a_failing_disk(storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
