@@ -55,3 +55,18 @@ def assert_same(ours, theirs):
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         assert torch.equal(value, theirs[name]), name
+
+
+def reopened(start, run, **options):
+    """Closes a run; returns another one that has loaded what it saved."""
+    run.checkpointer.close()
+    again = start(**options)
+    again.checkpointer.load()
+    return again
+
+
+def flip_bit(path):
+    """The disk loses a bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)

@@ -1,7 +1,7 @@
 """Saved states in memory, made of plain tensors by the writer that training uses."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,8 @@ class MemoryStorage:
         self.files: dict[str, bytes] = {}
         self.reads: list[tuple[str, int, int]] = []
         """Path, offset and length."""
+        self.before: Callable[[str, str, memoryview | None], object] = lambda method, path, buffer: None
+        """Called with the name of a method, its path and its buffer, in the thread that calls."""
         self._lock = threading.Lock()
 
     @contextmanager
@@ -34,6 +36,7 @@ class MemoryStorage:
         self.files[path] = bytes(sink.data)
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        self.before("read_into", path, buffer)
         size = self.size(path)
         if offset + len(buffer) > size:
             raise CorruptFileError(f"{path} ends at byte {size}")
@@ -42,16 +45,19 @@ class MemoryStorage:
             self.reads.append((path, offset, len(buffer)))
 
     def size(self, path: str) -> int:
+        self.before("size", path, None)
         if path not in self.files:
             raise CorruptFileError(f"{path} is not there")
         return len(self.files[path])
 
     def list(self, folder: str = "") -> Iterator[str]:
+        self.before("list", folder, None)
         prefix = f"{folder}/" if folder else ""
         inside = {path.removeprefix(prefix).split("/")[0] for path in self.files if path.startswith(prefix)}
         yield from sorted(inside)
 
     def delete(self, path: str) -> None:
+        self.before("delete", path, None)
         self.files = {
             name: data for name, data in self.files.items() if not f"{name}/".startswith(f"{path}/")
         }

@@ -29,7 +29,7 @@ from cpr.errors import (
     SaveFailedError,
 )
 from cpr.faults.storages import FaultyStorage
-from tests.cpr.checkpoint.runs import assert_same
+from tests.cpr.checkpoint.runs import assert_same, flip_bit, reopened
 from tests.cpr.checkpoint.saves import MemoryStorage
 from tests.cpr.shards import models
 
@@ -82,8 +82,7 @@ def test_the_umask_decides_who_may_read_a_checkpoint(start, tmp_path, umask):
     before = os.umask(umask)
     try:
         run = start()
-        run.train(1)
-        run.checkpointer.save("consistent")
+        run.save(1)
         run.checkpointer.close()
     finally:
         os.umask(before)
@@ -311,9 +310,7 @@ def test_row_saves_need_a_base_of_this_plan(start):
     assert not run.checkpointer.has_base
     run.save()
     assert run.checkpointer.has_base
-    run.checkpointer.close()
-    again = start(layout={"a": "cw", "b": "tw"})
-    again.checkpointer.load()
+    again = reopened(start, run, layout={"a": "cw", "b": "tw"})
     again.checkpointer.prepare()
     assert not again.checkpointer.has_base
     with pytest.raises(MismatchError, match="under another sharding plan"):
@@ -328,13 +325,10 @@ def test_wish_6_a_damaged_save_falls_back_to_the_previous_complete_one(start, tm
     run.train(1)
     run.checkpointer.save("consistent")
     expected = run.values()
-    run.train(1)
-    run.checkpointer.save("consistent")
+    run.save(1)
     run.checkpointer.close()
     damaged = tmp_path / "checkpoint/saves/00000001-1/ebc.embedding_bags.a/r0-c0.arrow"
-    data = bytearray(damaged.read_bytes())
-    data[len(data) // 2] ^= 1
-    damaged.write_bytes(data)
+    flip_bit(damaged)
 
     again = start()
     loaded = again.checkpointer.load()
@@ -343,8 +337,7 @@ def test_wish_6_a_damaged_save_falls_back_to_the_previous_complete_one(start, tm
     assert "fell back to save 0 of step 1" in caplog.text
     assert loaded.rejected[0].reason in caplog.text
     assert_same(again.values(), expected)
-    again.train(1)
-    again.checkpointer.save("consistent")
+    again.save(1)
     again.checkpointer.close()
     kept = tmp_path / "checkpoint/saves/00000000-1/manifest.json"
     assert kept.exists(), "the damaged save does not count as one of the two that are kept"
@@ -358,8 +351,7 @@ def test_a_save_that_failed_to_load_during_a_run_pushes_no_older_save_out(start,
         run.save(1)
     (tmp_path / "checkpoint/saves/00000001-1/state.arrow").write_bytes(b"")
     assert run.checkpointer.load().state.sequence == 0
-    run.train(1)
-    run.checkpointer.save("consistent")
+    run.save(1)
     run.checkpointer.close()
     (tmp_path / "checkpoint/saves/00000002-1/state.arrow").write_bytes(b"")
     assert start().checkpointer.load().state.sequence == 0
@@ -441,7 +433,6 @@ def test_a_lazy_optimizer_of_replicated_tables_is_loaded_into_a_model_that_never
     for step in range(3):
         run.train(step)
     run.checkpointer.save("consistent")
-    run.checkpointer.wait()
     run.checkpointer.close()
     run.train(3)
 
@@ -499,9 +490,7 @@ def test_the_caller_may_reuse_its_tensor_of_ids(start):
     expected = run.values()["ebc.embedding_bags.a/r0-c0/weights"][ids]
     run.checkpointer.save_rows({"ebc.embedding_bags.a/r0-c0": ids})
     ids.copy_(torch.tensor([1, 50, 60]))
-    run.checkpointer.close()
-    again = start()
-    again.checkpointer.load()
+    again = reopened(start, run)
     assert torch.equal(again.values()["ebc.embedding_bags.a/r0-c0/weights"][[1, 2, 3]], expected)
 
 
@@ -523,8 +512,7 @@ def test_saves_made_between_loading_and_claiming_are_noticed(start):
     old.save(1)
     new = start()
     new.checkpointer.load()
-    old.train(1)
-    old.checkpointer.save("consistent")
+    old.save(1)
     old.checkpointer.close()
     with pytest.raises(MismatchError, match="holds save 1, which this run has not loaded"):
         new.checkpointer.save("consistent")
@@ -586,8 +574,7 @@ def test_load_shards_restores_only_the_given_ranges(start):
 
 def test_a_live_model_continues_the_chain_of_its_run(start):
     run = start(merge_after=0)
-    run.train(2)
-    run.checkpointer.save("consistent")
+    run.save(2)
     run.checkpointer.close()
     live = start(merge_after=0)
     live.train(3)

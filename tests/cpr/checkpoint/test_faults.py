@@ -13,7 +13,7 @@ from cpr.checkpoint.format.manifest import digest
 from cpr.checkpoint.storage.base import open_storage
 from cpr.errors import CheckpointError, MismatchError, SaveFailedError
 from cpr.faults.storages import FaultyStorage
-from tests.cpr.checkpoint.runs import assert_same
+from tests.cpr.checkpoint.runs import assert_same, flip_bit
 
 
 @pytest.fixture
@@ -59,9 +59,7 @@ def test_a_disk_that_fills_up_fails_the_save_alone(start, mounted):
     (disk / "other file").write_bytes(bytes(250_000 - sum(f.stat().st_size for f in disk.rglob("*"))))
     run.train(1)
     run.checkpointer.save("consistent")
-    with pytest.raises(
-        SaveFailedError, match=r"saves/00000001-1/.*No space left on device.*free some"
-    ) as caught:
+    with pytest.raises(SaveFailedError, match=r"saves/00000001-1/.*No space left on.*free some") as caught:
         run.checkpointer.wait()
     assert "save 0 is the newest" in str(caught.value)
     (disk / "other file").unlink()
@@ -146,9 +144,7 @@ def test_a_newest_state_that_does_not_verify_keeps_older_ones_from_being_deleted
 
     def damage(path):
         """The disk loses a bit after the save, before it is read again."""
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
+        flip_bit(path)
 
     verify = run.checkpointer._committer._verify_newest
 
@@ -175,9 +171,7 @@ def test_a_damaged_state_file_does_not_get_into_a_merged_base(start, tmp_path):
 
     def after_damage():
         path = tmp_path / "checkpoint/saves/00000002-1/state.arrow"
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
+        flip_bit(path)
         merge()
 
     run.checkpointer._committer._merge = after_damage

@@ -1,7 +1,6 @@
 """Wish 4: chains detect gaps, duplicates, foreign saves and wrong order; older states still count."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -115,42 +114,28 @@ def test_a_save_that_does_not_fit_its_chain_is_refused(storage, fields, reason):
     assert reason in reasons(storage)[3]
 
 
-class Failing(MemoryStorage):
-    """Its newest manifest cannot be read, for a reason that says nothing about the save."""
+def fail(storage: MemoryStorage, failing: str, error: Exception) -> None:
+    """From now on a method fails for the newest save."""
 
-    def __init__(self, method: str, error: Exception) -> None:
-        super().__init__()
-        self._method, self._error = method, error
+    def before(method: str, path: str, _: object) -> None:
+        if method == failing and "saves/00000002" in path:
+            raise error
 
-    def size(self, path: str) -> int:
-        self._fail("size", path)
-        return super().size(path)
-
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-        self._fail("read_into", path)
-        super().read_into(path, offset, buffer)
-
-    def list(self, folder: str = "") -> Iterator[str]:
-        self._fail("list", folder)
-        return super().list(folder)
-
-    def _fail(self, method: str, path: str) -> None:
-        if method == self._method and "saves/00000002" in path:
-            raise self._error
+    storage.before = before
 
 
 @pytest.mark.parametrize("method", ["size", "read_into"])
-def test_a_failing_storage_does_not_lead_to_an_older_state(method):
-    storage = Failing(method, CheckpointError("reading failed: too many files are open"))
+def test_a_failing_storage_does_not_lead_to_an_older_state(storage, method):
     commit_chain(storage, 0, 1, 2)
+    fail(storage, method, CheckpointError("reading failed: too many files are open"))
     with pytest.raises(CheckpointError, match="too many files are open"):
         find_states(storage)
 
 
-def test_a_save_that_cannot_be_listed_is_not_treated_as_unfinished():
+def test_a_save_that_cannot_be_listed_is_not_treated_as_unfinished(storage):
     """Its owner would delete it."""
-    storage = Failing("list", CheckpointError("listing failed: connection reset"))
     commit_chain(storage, 0, 1, 2)
+    fail(storage, "list", CheckpointError("listing failed: connection reset"))
     del storage.files[manifest_path(2)]
     storage.files["saves/00000002/state.arrow"] = b"half"
     with pytest.raises(CheckpointError, match="connection reset"):
@@ -158,9 +143,9 @@ def test_a_save_that_cannot_be_listed_is_not_treated_as_unfinished():
 
 
 @pytest.mark.parametrize("method", ["size", "read_into"])
-def test_an_unreadable_manifest_leads_to_an_older_state(method):
-    storage = Failing(method, CorruptFileError("a bad sector"))
+def test_an_unreadable_manifest_leads_to_an_older_state(storage, method):
     commit_chain(storage, 0, 1, 2)
+    fail(storage, method, CorruptFileError("a bad sector"))
     assert sequences(find_states(storage)[0]) == [[0, 1], [0]]
     assert reasons(storage) == {2: "a bad sector"}
 
@@ -239,17 +224,9 @@ def test_counters_may_change_within_a_chain(storage):
     assert sequences(find_states(storage)[0])[0] == [0, 1]
 
 
-class MeetingStorage(MemoryStorage):
-    """Every read waits until as many others as can be are reading too; a lonely one fails."""
-
-    worker_group = threading.Barrier(READERS)
-
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-        self.worker_group.wait(timeout=30)
-        super().read_into(path, offset, buffer)
-
-
-def test_manifests_are_read_in_parallel():
-    storage = MeetingStorage()
+def test_manifests_are_read_in_parallel(storage):
+    """Every read waits until as many others as can be are reading too."""
     commit_chain(storage, *range(2 * READERS))
+    together = threading.Barrier(READERS)
+    storage.before = lambda method, *_: together.wait(timeout=30) if method == "read_into" else None
     assert len(find_states(storage)[0]) == 2 * READERS

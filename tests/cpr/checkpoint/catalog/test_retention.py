@@ -127,14 +127,8 @@ def check_newest(storage, before):
 
 def test_the_manifest_is_deleted_before_the_files():
     """Deleting the manifest comes first, in the order that the storage sees."""
-    deleted = []
-
-    class Watched(MemoryStorage):
-        def delete(self, path):
-            deleted.append(path)
-            super().delete(path)
-
-    storage = Watched()
+    storage, deleted = MemoryStorage(), []
+    storage.before = lambda method, path, _: deleted.append(path) if method == "delete" else None
     save(storage, 0, [make_shard()])
     delete_save(storage, save_folder(0))
     assert deleted == [manifest_path(0), save_folder(0)]

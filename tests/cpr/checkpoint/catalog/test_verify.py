@@ -130,14 +130,13 @@ def test_verify_files_raises_for_the_first_and_counts_the_others(directory):
 
 def test_a_failing_store_is_not_reported_as_damage(directory):
     base = next(state.newest for state in verify(directory).states if state.newest.kind == "base")
-    path, read_into = path_of(base, base.rows[0]), directory.read_into
+    path = path_of(base, base.rows[0])
 
-    def failing(name, offset, buffer):
+    def failing(method, name, _):
         if name == path:
             raise CheckpointError(f"reading {name} failed: no answer")
-        read_into(name, offset, buffer)
 
-    directory.read_into = failing
+    directory.before = failing
     with pytest.raises(CheckpointError, match="no answer") as caught:
         verify_files(directory, base, base.rows)
     assert not isinstance(caught.value, CorruptFileError)

@@ -197,60 +197,46 @@ def test_progress_adds_up_to_the_bytes_to_read(saved):
     assert len(seen) > 1
 
 
-class WatchedStorage(MemoryStorage):
-    """Runs `hook` with each path and buffer before it is filled, in the thread that reads."""
-
-    hook: Callable[[str, memoryview], None] = staticmethod(lambda path, buffer: None)
-
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-        self.hook(path, buffer)
-        super().read_into(path, offset, buffer)
-
-
-def watched(storage: MemoryStorage, hook: Callable[[str, memoryview], None]) -> tuple[WatchedStorage, State]:
-    watching = WatchedStorage()
-    watching.files = storage.files
-    state = newest_state(watching)
-    watching.reads.clear()
-    watching.hook = hook
-    return watching, state
-
-
 def test_each_thread_reuses_one_buffer(saved):
     addresses: set[int] = set()
-    storage, state = watched(
-        saved[0], lambda _, buffer: addresses.add(torch.frombuffer(buffer, dtype=torch.uint8).data_ptr())
-    )
+    storage, state = saved[0], newest_state(saved[0])
+    storage.before = lambda method, path, buffer: buffer and addresses.add(address_of(buffer))
     load_shards(storage, state, [make_shard()])
     assert len(storage.reads) > 20
     assert len(addresses) <= reading.NUM_THREADS
 
 
+def address_of(buffer: memoryview) -> int:
+    return torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
+
+
 def test_chunks_are_read_in_parallel(saved):
     first_reads, barrier = iter(range(reading.NUM_THREADS)), threading.Barrier(reading.NUM_THREADS)
+    storage, state = saved[0], newest_state(saved[0])
 
-    def wait_for_others(path: str, buffer: memoryview) -> None:
+    def wait_for_others(*_: object) -> None:
         if next(first_reads, None) is not None:
             barrier.wait(timeout=30)  # fails if no other thread reads
 
-    storage, state = watched(saved[0], wait_for_others)
+    storage.before = wait_for_others
     load_shards(storage, state, [make_shard()])
 
 
 def test_newer_rows_win_if_older_ones_are_read_later(saved):
     """One chunk of the base is held back until the thread that reads ahead has read a row save."""
-    later = threading.Event()
+    storage, reference = saved
+    state, later = newest_state(storage), threading.Event()
 
-    def hold_back(path: str, buffer: memoryview) -> None:
+    def hold_back(method: str, path: str, _: object) -> None:
         if path == "saves/00000001/model.t/r0-c0.arrow":
             later.set()
         if path == "saves/00000000/model.t/r0-c0.arrow":
             assert later.wait(timeout=30)
 
-    storage, state = watched(saved[0], hold_back)
+    storage.before = hold_back
     shard = make_shard(rows=(0, 5), cols=(0, 4))
     load_shards(storage, state, [shard])
-    saved[1].check(shard)
+    reference.check(shard)
 
 
 # Caches and counters

@@ -14,7 +14,7 @@ from cpr.checkpoint.save.snapshot import Snapshot
 from cpr.checkpoint.save.staging import PIECE_BYTES
 from cpr.errors import SaveFailedError, SaveGivenUpError
 from cpr.shards import table_groups
-from tests.cpr.checkpoint.runs import assert_same
+from tests.cpr.checkpoint.runs import assert_same, reopened
 from tests.cpr.shards import models
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
@@ -119,9 +119,7 @@ def test_rows_are_of_the_moment_of_the_call_while_training_continues(start, monk
     assert waiting.is_set(), "training changed rows that were not copied"
     assert gate.copied_here == 0
     assert save.blocked_s > before_s
-    run.checkpointer.close()
-    again = start()
-    again.checkpointer.load()
+    again = reopened(start, run)
     loaded = again.values()
     if save.kind == "rows":
         for name, value in expected.items():
