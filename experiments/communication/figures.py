@@ -1,6 +1,6 @@
 """Computes the figures of `experiments.communication`, which that module describes, from its rows."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -22,6 +22,9 @@ SMALL_SHARE: Final = 0.03
 """Share of a baseline step below which `auto` should send all values in fp32, as little can be gained."""
 LEAST_SAMPLES: Final = 4
 """Minimum of rounds for the interval of a ratio."""
+
+Figures = dict[str, float | None]
+Notes = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +74,12 @@ class Cell:
     @property
     def best(self) -> str:
         """The fastest comparable contender."""
-        return self._fastest(self.rounds, _to_the_end(self.rounds, is_comparable))
+        return self._fastest(self.rounds, is_comparable)
 
     @property
     def best_of_all(self) -> str:
         """The fastest contender with an exchange, comparable or not."""
-        return self._fastest(self._shared, _to_the_end(self._shared, _exchanges))
+        return self._fastest(self._shared, _exchanges)
 
     @property
     def auto_ratio(self) -> Ratio:
@@ -98,15 +101,19 @@ class Cell:
 
         A contender that won a half by luck is thus not compared in the same half.
         """
-        names, halves = _to_the_end(rounds, among), (rounds[::2], rounds[1::2])
+        halves = rounds[::2], rounds[1::2]
         pooled: list[float] = []
         for judging, compared in (halves, halves[::-1]):
-            pooled += ratios(compared, self.chosen, self._fastest(judging, names))
+            pooled += ratios(compared, self.chosen, self._fastest(judging, among, rounds[-1]))
         return _interval(pooled)
 
-    def _fastest(self, rounds: Rounds, names: Sequence[str]) -> str:
-        """The fastest of the named contenders in these rounds."""
-        return max(names, key=lambda name: median(ratios(rounds, name, self.chosen)))
+    def _fastest(
+        self, rounds: Rounds, among: Callable[[str], bool], last: Mapping[str, float] | None = None
+    ) -> str:
+        """The fastest contender in these rounds of those that are in the last round."""
+        return max(
+            filter(among, last or rounds[-1]), key=lambda name: median(ratios(rounds, name, self.chosen))
+        )
 
     @property
     def share(self) -> Ratio:
@@ -145,11 +152,6 @@ def ending_of(contender: str) -> str:
     return contender.replace(".", "_")
 
 
-def _to_the_end(rounds: Rounds, among: Callable[[str], bool]) -> list[str]:
-    """Contenders that are in the last round."""
-    return [*filter(among, rounds[-1])]
-
-
 def _exchanges(name: str) -> bool:
     return name != LIMIT
 
@@ -169,14 +171,11 @@ def _interval(measured: Sequence[float]) -> Ratio:
 
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
     """All timed cells."""
+    names = ("model", "gbit_per_s", "rounds", "link_bytes", "chosen")
     return [
         Cell(
-            model=row["model"],
             layout=NodeLayout(workers=row["workers"], per_node=row["per_node"]),
-            gbit_per_s=row["gbit_per_s"],
-            rounds=row["rounds"],
-            link_bytes=row["link_bytes"],
-            chosen=row["chosen"],
+            **{name: row[name] for name in names},
         )
         for row in rows
         if "chosen" in row
@@ -185,35 +184,27 @@ def cells_of(rows: Sequence[Row]) -> list[Cell]:
 
 def trainings_of(rows: Sequence[Row]) -> list[TrainingCurve]:
     """All trainings."""
+    names = ("contender", "seed", "curve", "decisions")
     return [
-        TrainingCurve(
-            contender=row["contender"],
-            seed=row["seed"],
-            curve=row["curve"],
-            decisions=[(step, name) for step, name in row.get("decisions", [])],
-        )
-        for row in rows
-        if "curve" in row
+        TrainingCurve(**{name: row[name] for name in names if name in row}) for row in rows if "curve" in row
     ]
 
 
-def figures_of(rows: Sequence[Row]) -> dict[str, float | None]:
-    """All figures."""
-    cells = cells_of(rows)
-    figures: dict[str, float | None] = {}
-    figures |= share_figures(rows)
-    figures |= step_figures(cells)
-    figures |= training_figures(trainings_of(rows))
-    return figures | {"table_vi_hits": table_vi_hits()}
+def figures_of(rows: Sequence[Row]) -> tuple[Figures, Notes]:
+    """All figures, and notes on them."""
+    steps, notes_on_steps = step_figures(cells_of(rows))
+    trained, notes_on_trainings = training_figures(trainings_of(rows))
+    figures = share_figures(rows) | steps | trained | {"table_vi_hits": table_vi_hits()}
+    return figures, notes_on_steps | notes_on_trainings
 
 
-def share_figures(rows: Sequence[Row]) -> dict[str, float]:
+def share_figures(rows: Sequence[Row]) -> Figures:
     """The dense exchange's share of a step of whole models."""
-    figures: dict[str, float] = {}
+    figures: Figures = {}
     for row in rows:
         if "share_of" in row:
-            layout = NodeLayout(workers=row["workers"])
-            name = f"dense_share_{row['share_of']}_{layout.ending}_{_link_ending(row['gbit_per_s'])}"
+            link = "unthrottled" if row["gbit_per_s"] is None else f"{row['gbit_per_s']:g}gbps"
+            name = f"dense_share_{row['share_of']}_{NodeLayout(workers=row['workers']).ending}_{link}"
             figures |= share_of(row).figures(name)
     return figures
 
@@ -223,54 +214,71 @@ def share_of(row: Row) -> Ratio:
     return _share(_interval(ratios(row["rounds"], LIMIT, "dense")))
 
 
-def step_figures(cells: Sequence[Cell]) -> dict[str, float | None]:
-    """Quality of `auto`, and its gain on the wide model."""
-    worst, worst_of_all = worst_cell(cells), worst_cell_of_all(cells)
-    figures: dict[str, float | None] = {
+def step_figures(cells: Sequence[Cell]) -> tuple[Figures, Notes]:
+    """Quality of `auto`, and its gain on the wide model; notes name the cells behind extremes."""
+    worst = min(cells, key=lambda cell: cell.auto_ratio.value)
+    worst_of_all = min(cells, key=lambda cell: cell.whole_table_ratio.value)
+    small = [cell for cell in cells if cell.share.value <= SMALL_SHARE]
+    behind = "; ".join(
+        f"{cell.name}: {cell.chosen} where {cell.best} was best" for cell in cells if cell.auto_ratio.high < 1
+    )
+    figures: Figures = {
         **worst.auto_ratio.figures("auto_worst_ratio"),
         **worst_of_all.whole_table_ratio.figures("auto_worst_ratio_whole_table"),
         "auto_best_share": sum(cell.auto_ratio.high >= 1 for cell in cells) / len(cells),
         "auto_lossless_share": _lossless_share(cells),
-        "auto_lossless_share_where_small": _lossless_share(small_cells(cells)),
+        "auto_lossless_share_where_small": _lossless_share(small),
     }
-    wide = wide_cells(cells)
+    notes = {
+        "auto_worst_ratio": f"{worst.name}: it chose {worst.chosen}, and {worst.best} was best",
+        "auto_worst_ratio_whole_table": (
+            f"{worst_of_all.name}: it chose {worst_of_all.chosen}, and {worst_of_all.best_of_all} was best"
+        ),
+        "auto_best_share": f"clearly not the best: {behind or 'nowhere'}",
+        "auto_lossless_share_where_small": f"{len(small)} of {len(cells)} cells are such",
+    }
+    wide = [cell for cell in cells if (cell.model, cell.gbit_per_s) == (WIDE, WIDE_GBIT_PER_S)]
     if wide:
         slowest = min(wide, key=lambda cell: cell.ratio(cell.chosen, BASELINE).value)
         figures |= slowest.ratio(slowest.chosen, BASELINE).figures("wide_1gbps_speedup")
-        figures |= byte_figures(wide[0])
+        sent = wide[0].link_bytes
+        figures |= {
+            f"bytes_share_{ending_of(name)}": sent[name] / sent[BASELINE]
+            for name in sent
+            if name not in {LIMIT, BASELINE}
+        }
     for cell in wide:
         figures |= cell.ratio(cell.chosen, BASELINE).figures(f"wide_1gbps_speedup_{cell.layout.ending}")
         figures |= cell.share.figures(f"dense_share_wide_{cell.layout.ending}_1gbps")
-    return figures
+    return figures, notes
 
 
-def byte_figures(cell: Cell) -> dict[str, float]:
-    """Bytes of each contender that leave the busiest node in a step, over the baseline's."""
-    sent = cell.link_bytes
-    return {
-        f"bytes_share_{ending_of(name)}": sent[name] / sent[BASELINE]
-        for name in sent
-        if name not in {LIMIT, BASELINE}
-    }
-
-
-def training_figures(trainings: Sequence[TrainingCurve]) -> dict[str, float | None]:
+def training_figures(trainings: Sequence[TrainingCurve]) -> tuple[Figures, Notes]:
     """AUC after equal samples, and time to a target, each against the baseline of the same seed."""
-    by_name = _by_contender(trainings)
-    baseline = by_name.get(BASELINE, {})
-    figures: dict[str, float | None] = {}
+    by_name: dict[str, dict[int, TrainingCurve]] = {}
+    for each in trainings:
+        by_name.setdefault(each.contender, {})[each.seed] = each
+    baseline = by_name.pop(BASELINE, {})
+    figures: Figures = {}
+    notes: Notes = {}
     for name, of_seeds in by_name.items():
-        if name != BASELINE:
-            deltas = [each.auc - baseline[seed].auc for seed, each in of_seeds.items()]
-            figures |= Estimate.of(deltas).figures(f"auc_delta_{ending_of(name)}")
-            times = [time_ratio(baseline[seed], each) for seed, each in of_seeds.items()]
-            found = Estimate.of(times).figures(f"time_to_auc_speedup_{ending_of(name)}")
-            figures |= found if min(times) > 0 else dict.fromkeys(found)
-    steps = [step for each in trainings for step, _ in each.decisions[:1]]
-    if AUTO_NAME in by_name:
-        complete = len(steps) == len(by_name[AUTO_NAME])
-        figures["auto_decided_at_step"] = max(steps) if complete else None
-    return figures
+        deltas = [each.auc - baseline[seed].auc for seed, each in of_seeds.items()]
+        figures |= Estimate.of(deltas).figures(f"auc_delta_{ending_of(name)}")
+        times = [time_ratio(baseline[seed], each) for seed, each in of_seeds.items()]
+        found = Estimate.of(times).figures(f"time_to_auc_speedup_{ending_of(name)}")
+        if min(times) > 0:
+            figures |= found
+        else:
+            figures |= dict.fromkeys(found)
+            notes |= dict.fromkeys(found, "not all seeds reached the target with the same samples")
+    decisions = [each.decisions for each in by_name.get(AUTO_NAME, {}).values()]
+    if decisions:
+        figures["auto_decided_at_step"] = max(each[0][0] for each in decisions) if all(decisions) else None
+        notes["auto_decided_at_step"] = "; ".join(
+            ", ".join(f"{name} from step {step} on" for step, name in each) or "not decided"
+            for each in decisions
+        )
+    return figures, notes
 
 
 def time_ratio(baseline: TrainingCurve, other: TrainingCurve) -> float:
@@ -280,53 +288,6 @@ def time_ratio(baseline: TrainingCurve, other: TrainingCurve) -> float:
     return baseline.seconds_to(target) / other.seconds_to(target)
 
 
-def worst_cell(cells: Sequence[Cell]) -> Cell:
-    """The cell with the lowest throughput of `auto` over the best comparable contender."""
-    return min(cells, key=lambda cell: cell.auto_ratio.value)
-
-
-def worst_cell_of_all(cells: Sequence[Cell]) -> Cell:
-    """The cell with the lowest throughput of `auto` over the best contender."""
-    return min(cells, key=lambda cell: cell.whole_table_ratio.value)
-
-
-def small_cells(cells: Iterable[Cell]) -> list[Cell]:
-    """Cells in which an exchange takes at most `SMALL_SHARE` of a step."""
-    return [cell for cell in cells if cell.share.value <= SMALL_SHARE]
-
-
-def wide_cells(cells: Iterable[Cell]) -> list[Cell]:
-    """Cells of the wide model with slow links."""
-    return [cell for cell in cells if (cell.model, cell.gbit_per_s) == (WIDE, WIDE_GBIT_PER_S)]
-
-
-def notes_of(
-    cells: Sequence[Cell], trainings: Sequence[TrainingCurve], figures: Mapping[str, float | None]
-) -> dict[str, str]:
-    """Notes that name the cells behind extremes, the errors of `auto`, and reasons of missing figures."""
-    worst, worst_of_all, small = worst_cell(cells), worst_cell_of_all(cells), small_cells(cells)
-    behind = "; ".join(
-        f"{cell.name}: {cell.chosen} where {cell.best} was best" for cell in cells if cell.auto_ratio.high < 1
-    )
-    decisions = [each.decisions for each in trainings if each.contender == AUTO_NAME]
-    notes = {
-        "auto_worst_ratio": f"{worst.name}: it chose {worst.chosen}, and {worst.best} was best",
-        "auto_worst_ratio_whole_table": (
-            f"{worst_of_all.name}: it chose {worst_of_all.chosen}, and {worst_of_all.best_of_all} was best"
-        ),
-        "auto_best_share": f"clearly not the best: {behind or 'nowhere'}",
-        "auto_lossless_share_where_small": f"{len(small)} of {len(cells)} cells are such",
-        "auto_decided_at_step": "; ".join(
-            ", ".join(f"{name} from step {step} on" for step, name in each) or "not decided"
-            for each in decisions
-        ),
-    }
-    for name, value in figures.items():
-        if value is None and name.startswith("time_to_auc"):
-            notes[name] = "not all seeds reached the target with the same samples"
-    return notes
-
-
 def _lossless_share(cells: Sequence[Cell]) -> float | None:
     return sum(is_lossless(cell.chosen) for cell in cells) / len(cells) if cells else None
 
@@ -334,14 +295,3 @@ def _lossless_share(cells: Sequence[Cell]) -> float | None:
 def _share(gone: Ratio) -> Ratio:
     """Share of a step, from the speed-up without that part."""
     return Ratio(value=1 - 1 / gone.value, low=1 - 1 / gone.low, high=1 - 1 / gone.high)
-
-
-def _by_contender(trainings: Iterable[TrainingCurve]) -> dict[str, dict[int, TrainingCurve]]:
-    found: dict[str, dict[int, TrainingCurve]] = {}
-    for each in trainings:
-        found.setdefault(each.contender, {})[each.seed] = each
-    return found
-
-
-def _link_ending(gbit_per_s: float | None) -> str:
-    return "unthrottled" if gbit_per_s is None else f"{gbit_per_s:g}gbps"

@@ -64,7 +64,7 @@ from time import monotonic
 from typing import Final
 
 from experiments.communication.contenders import BASELINE
-from experiments.communication.figures import cells_of, figures_of, notes_of, share_of, trainings_of
+from experiments.communication.figures import cells_of, figures_of, share_of
 from experiments.communication.picture import draw
 from experiments.communication.tasks import QUICK, Scope, measurements
 from experiments.harness.command import experiment_parser, require_links
@@ -93,8 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             done = len(record.rows)
             left_min = (monotonic() - began) / (done - stored) * (total - done) / 60
             print(f"[{done}/{total}, about {left_min:.0f} min left] {summary(row)}", flush=True)
-    figures = figures_of(record.rows)
-    notes = notes_of(cells_of(record.rows), trainings_of(record.rows), figures)
+    figures, notes = figures_of(record.rows)
     return record.publish(figures, draw, notes)
 
 

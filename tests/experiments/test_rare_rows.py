@@ -2,10 +2,8 @@ import json
 
 import pytest
 
-from experiments import pls_auc
 from experiments.emulation import runs as emulation_runs
-from experiments.overhead import quality
-from experiments.rare_rows import SCHEMES, main, plan
+from experiments.rare_rows import SCHEMES, main
 
 
 def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch):
@@ -33,7 +31,3 @@ def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch):
             assert figures[f"tail_minus_head_{scheme}{ending}"] == pytest.approx(-36e-4)
         assert figures[f"tail_minus_head_{scheme}_ci"] > 0
     assert (tmp_path / "runs/quick/rare_rows.png").stat().st_size > 10_000
-
-
-def test_its_runs_are_those_of_other_experiments():
-    assert set(plan(3)) <= {*quality.plan(3), *pls_auc.plan(3)}

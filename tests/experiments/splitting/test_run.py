@@ -147,16 +147,6 @@ def test_id_bytes_by_formula(model):
         assert found[bags]["split"] == pytest.approx((4 if model == "dlrm" else heads) * once)
 
 
-def test_unique_rows_are_those_of_a_rank_of_its_own_samples():
-    parts = [SMALL.keys(0, "multi_hot", Ranks(rank, rank, 2)) for rank in range(2)]
-    whole = SMALL.keys(0, "multi_hot", Ranks(0, 0, 1))
-    for first, second, both in zip(*parts, whole, strict=True):
-        assert np.array_equal(np.union1d(first, second), both)
-    counted = unique_rows(replace(SMALL, num_batches=1), "multi_hot", 2)
-    assert counted == tuple(mean([len(first), len(second)]) for first, second in zip(*parts, strict=True))
-    assert all(rows <= 32 * bag for rows, bag in zip(counted, BAGS["multi_hot"], strict=True))
-
-
 def test_pulled_and_pushed_bytes_are_those_of_hashed_rows():
     """With row `key` on rank `key % 4`, keys and rows cross twice, within 2 %, as hashed rows are uneven."""
     workload = replace(SMALL, global_batch_size=1024)

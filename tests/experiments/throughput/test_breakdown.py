@@ -5,7 +5,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from dlrm.models.dlrm import DotInteraction
-from dlrm.sharding.host_lookup import _Lookup
 from experiments.throughput.breakdown import KINDS, REST, _lineage, breakdown_ms, kind_of
 
 
@@ -14,30 +13,6 @@ class Event:
     name: str
     cpu_parent: "Event | None"
     self_cpu_time_total: float
-
-
-@pytest.mark.parametrize(
-    ("names", "kind"),
-    [
-        (["aten::mm", "aten::matmul", "_LayersBackward"], "matrix products"),
-        (["mkldnn::_linear_pointwise", "_Layers"], "matrix products"),
-        (["aten::copy_", "aten::to", "_Layers"], "casts and copies"),
-        (["aten::copy_", "aten::_to_copy", "aten::linear"], "casts and copies"),
-        (["aten::cat", "All2All_Pooled_WaitBackward"], "exchange"),
-        (["c10d::allreduce_"], "exchange"),
-        (["aten::bmm", "TorchRec's"], "interaction"),
-        (["aten::_index_put_impl_", "IndexBackward0"], "interaction"),
-        (["aten::sort", f"{_Lookup.__name__}Backward"], "embedding update"),
-        (["aten::embedding_bag", _Lookup.__name__], "embedding read"),
-        (["fbgemm::split_embedding_codegen_forward_cpu", "[lookup]_[tables]"], "embedding read"),
-        (["fbgemm::split_embedding_backward_codegen_sgd_cpu", "SplitLookupFunction"], "embedding update"),
-        (["aten::_fused_sgd_", "Optimizer.step#SGD.step"], "optimizer"),
-        (["aten::threshold_backward", "ReluBackward0"], REST),
-        (["ProfilerStep*"], REST),
-    ],
-)
-def test_kind_of_an_operator_depends_on_its_callers_too(names, kind):
-    assert kind_of([*names, "ProfilerStep*"]) == kind
 
 
 def test_each_kind_is_the_median_over_steps_and_other_threads_are_left_out():
