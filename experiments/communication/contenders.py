@@ -111,13 +111,7 @@ SHARED_ROUNDS: Final = 12
 
 
 def stepped(*, is_large: bool, num_workers: int, per_node: int) -> tuple[str, ...]:
-    """Contenders of a cell.
-
-    Args:
-        is_large: whether the model fills memory.
-        num_workers: number of workers.
-        per_node: workers of a node.
-    """
+    """Contenders of a cell; a large model fills memory."""
     if not is_large:
         return STEPPED + (LEVELS if per_node > 1 else ())
     if num_workers <= 2:
@@ -153,10 +147,6 @@ def still_in(rounds: Rounds, chosen: str) -> list[str]:
     These are the choice of `auto` and the comparable contenders that may be about as fast as the best of
     them. In the first rounds also the baseline, the limit, and others that may be about as fast as the best
     of all.
-
-    Args:
-        rounds: so far.
-        chosen: contender that `auto` chose.
     """
     within = STAYS_WITHIN if len(rounds) >= SURE_ROUNDS else FIRST_STAYS_WITHIN
     typical = {name: median(each[name] for each in rounds) for name in rounds[-1] if name != LIMIT}

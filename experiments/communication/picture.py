@@ -49,12 +49,7 @@ def draw(result: Row, folder: Path) -> None:
 
 
 def draw_steps(cells: Sequence[Cell], path: Path) -> None:
-    """Draw the throughput of every contender over DDP's, with a line for each cell.
-
-    Args:
-        cells: that were timed.
-        path: of the picture.
-    """
+    """Draw the throughput of every contender over DDP's, with a line for each cell."""
     cells = sorted(cells, key=lambda cell: (cell.model, str(cell.layout), cell.gbit_per_s or inf))
     collectives = {contender: collective for collective, contender in CHOSEN.items()}
     figure = Figure(figsize=(10, 1.6 + 0.26 * len(cells)), layout="constrained")
@@ -98,13 +93,7 @@ def draw_steps(cells: Sequence[Cell], path: Path) -> None:
 def draw_trainings(
     trainings: Sequence[TrainingCurve], figures: Mapping[str, float | None], path: Path
 ) -> None:
-    """Draw AUC by time, mean over seeds, next to the difference at the end.
-
-    Args:
-        trainings: of all contenders and seeds.
-        figures: of the result.
-        path: of the picture.
-    """
+    """Draw AUC by time, mean over seeds, next to the difference at the end."""
     figure = Figure(figsize=(13, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.1, 1])
     trained = {each.contender for each in trainings}

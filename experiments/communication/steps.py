@@ -22,17 +22,10 @@ from experiments.harness.turns import Effort, Rounds, seconds_of, take_turns
 
 
 class StepTimer:
-    """Contenders that take turns in one process group; all ranks make the same calls.
-
-    Args:
-        model: one of `experiments.communication.models.MODELS`.
-        names: of the contenders.
-        ranks: this process and the others.
-    """
+    """Contenders, by name, that take turns on one of `MODELS`; all ranks make the same calls."""
 
     def __init__(self, model: str, names: Sequence[str], ranks: Ranks) -> None:
         self.model = model
-        """Name of the model."""
         shape = MODELS[model]
         self._part = DensePart(shape)
         self._samples: Iterator[Samples] = cycle(samples(shape, ranks))
@@ -66,9 +59,6 @@ class StepTimer:
 
     def time(self, effort: Effort) -> dict[str, Any]:
         """Time all contenders, including the choice of `auto`, at the current link speed.
-
-        Args:
-            effort: limits of rounds and time.
 
         Returns:
             `rounds`: seconds of a step by contender; `link_bytes`: counted bytes that left the busiest node

@@ -60,13 +60,7 @@ class ContenderStep:
 
 
 def make_step(contender: Contender, model: nn.Module, steps: int) -> ContenderStep:
-    """Set up a contender's step; a collective call, in the same order on all ranks.
-
-    Args:
-        contender: one of which a few steps are representative.
-        model: the dense part, shared with other contenders.
-        steps: of a turn.
-    """
+    """Set up a contender's step, `steps` of which are a turn; a collective call on all ranks."""
     if isinstance(contender, Baseline):
         forward = model if contender is Baseline.NOTHING else distributed(model, contender)
         optimizer = _still(model)

@@ -1,10 +1,10 @@
 """Times and trains whole models in the workers of `experiments.communication`."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import cycle, islice, pairwise
+from itertools import chain, cycle, islice, pairwise, repeat
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -75,13 +75,7 @@ def synchronizer_of(contender: Contender) -> MakeSynchronizer:
 
 
 def time_share(recipe: str, dataset: str, ranks: Ranks, effort: Effort) -> dict[str, Any]:
-    """Time the steps of a whole model with and without the exchange of dense gradients.
-
-    Args:
-        recipe: `tiny` or `terabyte`.
-        dataset: of `tiny`.
-        ranks: this process and the others.
-        effort: limits of rounds and time.
+    """Time the steps of a recipe with and without the exchange of dense gradients; only `tiny` has data.
 
     Returns:
         `rounds`: seconds of a step with `dense` gradients exchanged, and with `nothing` but scalars;
@@ -122,11 +116,7 @@ class TrainingPlan:
     """Number of batches of all ranks together, the first of the test day."""
 
     def train(self, name: str, seed: int) -> dict[str, Any]:
-        """Train a model from the first step to the last; a collective call.
-
-        Args:
-            name: of the contender.
-            seed: of the initial weights and of the order of samples.
+        """Train a model by a contender; the seed decides initial weights and order. A collective call.
 
         Returns:
             `curve`: `samples`, `seconds` of training so far, `auc` and `log_loss` of each evaluation;
@@ -200,12 +190,7 @@ def _of_dataset(
     inputs = prepare(config, "tiny", Ranks.from_environment())
     try:
         loader = inputs.test_loader if is_test else inputs.loader
-        batches = list(islice(_epochs(loader), num_batches))
+        batches = list(islice(chain.from_iterable(repeat(loader)), num_batches))
     finally:
         inputs.close()
     return inputs, batches
-
-
-def _epochs(loader: DataLoader) -> Iterator[Batch]:
-    while True:
-        yield from loader

@@ -25,12 +25,7 @@ def main() -> int:
 
 
 class Worker:
-    """Holds one dense part with its contenders at a time.
-
-    Args:
-        job: `trainings`, the fields of `TrainingPlan`.
-        ranks: this process and the others.
-    """
+    """Holds one dense part with its contenders at a time; `job` has the fields of `TrainingPlan`."""
 
     def __init__(self, job: dict[str, Any], ranks: Ranks) -> None:
         self._trainings = TrainingPlan(**job["trainings"])

@@ -44,12 +44,7 @@ def measure_missing(
 ) -> Iterator[Row]:
     """Measure the rows that a record does not have yet, in one launch, and yield each.
 
-    Args:
-        record: takes the rows.
-        measurements: by key, in their order.
-        network: not open yet; it is needed only if a row is missing.
-        module: of a worker, by name.
-        job: of all workers, ready for JSON.
+    The network is not open yet, as it is needed only if a row is missing; see `Workers` for the others.
     """
     stored = {row["key"] for row in record.rows}
     missing = {key: function for key, function in measurements.items() if key not in stored}

@@ -66,11 +66,7 @@ def job_at(num_nodes: int, law: str, blocked_share: float = 1.0) -> Job:
     """The job on `num_nodes` nodes that fail by one of `LAWS`.
 
     The times of a save and a load do not change: tables grow with the nodes, and each node has its own part.
-
-    Args:
-        num_nodes: number of nodes.
-        law: a name in `LAWS`.
-        blocked_share: share of a save's time that training loses; 1: saves are synchronous.
+    Training loses the `blocked_share` of a save's time; 1: saves are synchronous.
     """
     mean_s = JOB.T_fail * (NODES / num_nodes) ** LAWS[law]
     blocked_s = None if blocked_share == 1 else blocked_share * JOB.O_save

@@ -6,12 +6,13 @@ from typing import Any, Final
 
 from experiments.harness.record import Row
 from experiments.harness.statistics import Ratio
-from experiments.splitting.errors import WIRE_DTYPES
 from experiments.splitting.traffic import saved
 
 MAIN_WORKERS: Final = 4
 """Number of workers of the figures whose names hold none: the largest with counted bytes."""
 BAG_ENDINGS: Final = {"multi_hot": "", "one_hot": "_one_hot"}
+WIRE_DTYPES: Final = ("bf16", "fp16")
+"""Values of `sharding.wire_dtype` other than fp32."""
 ERROR_ENDINGS: Final = {"gradients": "", "logits": "_logits"}
 PLANS: Final = ("torchrec", "des")
 PLAN_OF: Final = {frozenset({"exchange"}): "torchrec", frozenset({"split"}): "des"}
@@ -81,22 +82,22 @@ def link_name(gbit_per_s: float | None) -> str:
 
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
     """All timed cells."""
+    names = ("model", "workers", "gbit_per_s", "rounds")
     return [
-        Cell(
-            model=row["model"],
-            workers=row["workers"],
-            gbit_per_s=row["gbit_per_s"],
-            rounds=row["rounds"],
-            chosen=strategies_in(row["chosen"]),
-        )
+        Cell(chosen=strategies_in(row["chosen"]), **{name: row[name] for name in names})
         for row in rows
         if "rounds" in row
     ]
 
 
-def figures_of(rows: Sequence[Row]) -> dict[str, float]:
-    """All figures."""
-    return byte_figures(rows) | error_figures(rows) | time_figures(cells_of(rows))
+def figures_of(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, str]]:
+    """All figures, and notes on them, on the commit of timings that were kept too."""
+    errors, notes_on_errors = error_figures(rows)
+    times, notes = time_figures(cells_of(rows))
+    commits = sorted({row["commit"] for row in rows if "rounds" in row and "commit" in row})
+    if commits:
+        notes["times"] = f"cells were timed at commit {', '.join(commits)}"
+    return byte_figures(rows) | errors | times, notes_on_errors | notes
 
 
 def byte_figures(rows: Sequence[Row]) -> dict[str, float]:
@@ -115,63 +116,41 @@ def byte_figures(rows: Sequence[Row]) -> dict[str, float]:
     return figures
 
 
-def error_figures(rows: Sequence[Row]) -> dict[str, float]:
-    """Relative errors by rounding exchanged partial results, by wire dtype, of the worst model."""
-    measured = errors_of(rows).values()
-    return {
-        f"wire_error_{dtype}{ending}": max(errors[dtype][kind] for errors in measured)
+def error_figures(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, str]]:
+    """Relative errors by rounding exchanged partial results, of the worst model, which notes name."""
+    errors = {row["model"]: row["wire_errors"] for row in rows if "wire_errors" in row}
+    figures = {
+        f"wire_error_{dtype}{ending}": max(each[dtype][kind] for each in errors.values())
         for dtype in WIRE_DTYPES
         for kind, ending in ERROR_ENDINGS.items()
     }
-
-
-def errors_of(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, float]]]:
-    """Relative errors by model, wire dtype and kind."""
-    return {row["model"]: row["wire_errors"] for row in rows if "wire_errors" in row}
-
-
-def time_figures(cells: Sequence[Cell]) -> dict[str, float]:
-    """Quality of the planner's choices, and the gain by splitting."""
-    choices = [cell.choice_ratio for cell in cells]
-    worst, best = worst_cell(cells).auto_ratio, best_cell(cells).ratio("des", "torchrec")
-    return {
-        "planner_hits_share": sum(each.is_hit for each in choices) / len(cells),
-        "planner_firm_hits_share": sum(each.low > 1 for each in choices) / len(cells),
-        "ties_share": sum(each.is_tie for each in choices) / len(cells),
-        "open_share": sum(not (each.is_firm or each.is_tie) for each in choices) / len(cells),
-        **worst.figures("auto_worst_ratio"),
-        **best.figures("best_throughput_ratio"),
-    }
-
-
-def worst_cell(cells: Sequence[Cell]) -> Cell:
-    """The cell with the lowest throughput of `auto` over the better plan."""
-    return min(cells, key=lambda cell: cell.auto_ratio.value)
-
-
-def best_cell(cells: Sequence[Cell]) -> Cell:
-    """The cell with the highest throughput of splitting over TorchRec's plan."""
-    return max(cells, key=lambda cell: cell.ratio("des", "torchrec").value)
-
-
-def notes_of(rows: Sequence[Row]) -> dict[str, str]:
-    """Notes that name the models and cells behind extremes, the planner's errors, and kept timings."""
-    errors = errors_of(rows)
     worst = {
         f"wire_error_{dtype}": max(errors, key=lambda model: errors[model][dtype]["gradients"])
         for dtype in WIRE_DTYPES
     }
-    commits = sorted({row["commit"] for row in rows if "rounds" in row and "commit" in row})
-    kept = {"times": f"cells were timed at commit {', '.join(commits)}"} if commits else {}
-    return worst | _notes_on(cells_of(rows)) | kept
+    return figures, worst
 
 
-def _notes_on(cells: Sequence[Cell]) -> dict[str, str]:
-    ratios = {cell.name: cell.choice_ratio for cell in cells}
-    wrong = "; ".join(name for name, ratio in ratios.items() if ratio.high < 1)
-    unsure = "; ".join(name for name, ratio in ratios.items() if not (ratio.is_firm or ratio.is_tie))
-    return {
-        "auto_worst_ratio": worst_cell(cells).name,
-        "best_throughput_ratio": best_cell(cells).name,
-        "planner_hits_share": f"wrong: {wrong or 'nowhere'}. Left open: {unsure or 'nowhere'}",
+def time_figures(cells: Sequence[Cell]) -> tuple[dict[str, float], dict[str, str]]:
+    """Quality of the planner's choices, and the gain by splitting; notes name the cells behind them."""
+    choices = [(cell.name, cell.choice_ratio) for cell in cells]
+    worst = min(cells, key=lambda cell: cell.auto_ratio.value)
+    best = max(cells, key=lambda cell: cell.ratio("des", "torchrec").value)
+    wrong = [name for name, ratio in choices if ratio.high < 1]
+    unsure = [name for name, ratio in choices if not (ratio.is_firm or ratio.is_tie)]
+    figures = {
+        "planner_hits_share": sum(ratio.is_hit for _, ratio in choices) / len(cells),
+        "planner_firm_hits_share": sum(ratio.low > 1 for _, ratio in choices) / len(cells),
+        "ties_share": sum(ratio.is_tie for _, ratio in choices) / len(cells),
+        "open_share": len(unsure) / len(cells),
+        **worst.auto_ratio.figures("auto_worst_ratio"),
+        **best.ratio("des", "torchrec").figures("best_throughput_ratio"),
     }
+    notes = {
+        "auto_worst_ratio": worst.name,
+        "best_throughput_ratio": best.name,
+        "planner_hits_share": (
+            f"wrong: {'; '.join(wrong) or 'nowhere'}. Left open: {'; '.join(unsure) or 'nowhere'}"
+        ),
+    }
+    return figures, notes

@@ -66,7 +66,7 @@ from experiments.harness.command import experiment_parser, require_links
 from experiments.harness.network import Network
 from experiments.harness.record import Record, Row
 from experiments.harness.workers import Measurements, Workers, measure_missing
-from experiments.splitting.figures import cells_of, figures_of, link_name, notes_of
+from experiments.splitting.figures import cells_of, figures_of, link_name
 from experiments.splitting.picture import draw
 from experiments.splitting.traffic import check, formulas
 from experiments.splitting.workload import MODELS, Workload
@@ -112,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wanted = measurements(scope, workload, model, workers)
             for row in measure_missing(record, wanted, Network(workers), WORKER, job):
                 _print(row)
-    return record.publish(figures_of(record.rows), draw, notes_of(record.rows))
+    figures, notes = figures_of(record.rows)
+    return record.publish(figures, draw, notes)
 
 
 def measurements(scope: Scope, workload: Workload, model: str, workers: int) -> Measurements:

@@ -13,19 +13,22 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from data.batch import Batch
 from dlrm.launch.device import Ranks
+from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting.planning.saved_choice import CHOICE_NAME
 from dlrm.sharding.splitting.wire import counted
 from dlrm.training.build import settle_strategies
 from dlrm.training.data import Inputs
-from experiments.harness.training import Training, of_rank_0
+from experiments.harness.training import NUM_SCALARS, Training, of_rank_0
 from experiments.harness.turns import Rounds, seconds_of, take_turns
 from experiments.harness.worker_process import answer_requests, job_from, worker_process_group
-from experiments.splitting.errors import wire_errors
-from experiments.splitting.figures import PLANS, plan_with, strategies_in
+from experiments.splitting.figures import PLANS, WIRE_DTYPES, plan_with, strategies_in
 from experiments.splitting.workload import Workload
 
 WARM_UP_STEPS: Final = 3
@@ -62,14 +65,47 @@ def count(model: str, workload: Workload, ranks: Ranks) -> dict[str, list[float]
     return sent
 
 
-class PlanTimer:
-    """Times both plans and `auto` in one process group, on the same batches.
+def wire_errors(model: str, workload: Workload, ranks: Ranks) -> dict[str, Any]:
+    """Relative errors of logits and of gradients, by wire dtype; the same on all ranks.
 
-    Args:
-        model: one of `experiments.splitting.workload.MODELS`.
-        workload: batches and tables.
-        ranks: this process and the others.
+    The same split model makes the same step on the same batch from the same initial values, with partial
+    results and their gradients in fp32 and rounded. An error is the norm of the difference over the norm in
+    fp32.
     """
+    exact = _step(model, "fp32", workload, ranks)
+    errors = {}
+    for dtype in WIRE_DTYPES:
+        rounded = _step(model, dtype, workload, ranks)
+        errors[dtype] = {kind: _relative(rounded[kind], exact[kind]) for kind in exact}
+    return errors
+
+
+def _step(model: str, wire_dtype: str, workload: Workload, ranks: Ranks) -> dict[str, Tensor]:
+    """Logits of this rank's samples, and gradients of all replicated dense parameters, averaged in fp32."""
+    config = workload.config(model, "des", f"sharding.wire_dtype={wire_dtype}")
+    training = Training(workload.inputs(config, ranks), cycle(workload.batches(ranks)))
+    batch = next(training.batches)
+    training.optimizers.begin_step(0)
+    logits = training.model(batch.dense, batch.sparse)
+    loss = binary_cross_entropy_with_logits(logits, batch.labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    training.synchronizer.average(torch.zeros(NUM_SCALARS))
+    gradients = [each.grad for each in dense_parameters(training.model) if each.grad is not None]
+    del training
+    gc.collect()  # the model holds reference cycles
+    return {"logits": logits.detach(), "gradients": torch.cat([each.flatten() for each in gradients])}
+
+
+def _relative(found: Tensor, exact: Tensor) -> float:
+    """Norm of the difference over the norm of the exact values of all ranks."""
+    squares = torch.stack([(found - exact).double().square().sum(), exact.double().square().sum()])
+    dist.all_reduce(squares)
+    difference, whole = squares.sqrt().tolist()
+    return float(difference / whole)
+
+
+class PlanTimer:
+    """Times both plans and `auto` for a model in one process group, on the same batches."""
 
     def __init__(self, model: str, workload: Workload, ranks: Ranks) -> None:
         self._model, self._workload, self._ranks = model, workload, ranks

@@ -76,13 +76,7 @@ class Workload:
         return tuple(Feature(name=name, rows=each) for name, each in zip(CATEGORY_NAMES, rows, strict=True))
 
     def config(self, model: str, strategy: str, *overrides: str) -> Config:
-        """Configuration of a training run.
-
-        Args:
-            model: one of `MODELS`.
-            strategy: `sharding.strategy`.
-            overrides: of the recipe, in addition to those of the model.
-        """
+        """Configuration of a training run; `overrides` of the recipe add to those of the model."""
         return load_config(
             RECIPE,
             [
@@ -120,13 +114,7 @@ class Workload:
         ]
 
     def keys(self, number: int, bags: str, ranks: Ranks) -> list[Ids]:
-        """Unique ids of each feature among this rank's samples of a batch, with tables of full size.
-
-        Args:
-            number: of the batch.
-            bags: one of `BAGS`.
-            ranks: this process and the others.
-        """
+        """Unique ids of each feature among this rank's samples of a batch, with tables of full size."""
         size = self.global_batch_size // ranks.world_size
         mine = slice(ranks.rank * size, (ranks.rank + 1) * size)
         return [np.unique(each[mine]) for each in self._draw(number, ROWS, BAGS[bags])]

@@ -13,7 +13,7 @@ from experiments.harness import network, record
 from experiments.harness.network import Network
 from experiments.harness.workers import Workers
 from experiments.splitting import run as splitting
-from experiments.splitting.figures import Cell, byte_figures, error_figures, notes_of, time_figures
+from experiments.splitting.figures import Cell, byte_figures, error_figures, figures_of, time_figures
 from experiments.splitting.traffic import check, formulas, replicated_bytes, unique_rows
 from experiments.splitting.workload import BAGS, MODELS, Workload
 from tests.experiments.harness.namespaces import own_namespaces
@@ -61,7 +61,7 @@ def test_ratios_are_taken_within_rounds():
 
 
 def test_hits_misses_and_ties():
-    figures = time_figures([WINS, LOSES, TIES, OPEN, replace(LOSES, chosen={"head": "exchange"})])
+    figures, _ = time_figures([WINS, LOSES, TIES, OPEN, replace(LOSES, chosen={"head": "exchange"})])
     assert figures["planner_hits_share"] == 3 / 5
     assert figures["planner_firm_hits_share"] == 2 / 5
     assert figures["ties_share"] == figures["open_share"] == 1 / 5
@@ -72,8 +72,9 @@ def test_hits_misses_and_ties():
 def test_mixture_is_compared_with_the_better_plan():
     mixed = cell(1.0, steady(2.0), 0.9, strategies=("split", "exchange"))
     assert mixed.plan is None
-    assert time_figures([mixed])["planner_firm_hits_share"] == 1
-    assert time_figures([replace(mixed, chosen={"head": "rows"})])["planner_firm_hits_share"] == 1
+    for chosen in (mixed.chosen, {"head": "rows"}):
+        figures, _ = time_figures([replace(mixed, chosen=chosen)])
+        assert figures["planner_firm_hits_share"] == 1
 
 
 def row_of(cell):
@@ -82,14 +83,17 @@ def row_of(cell):
     return {**asdict(cell), "chosen": {"by": "auto", "heads": heads}}
 
 
+def errors_row(model, gradients, logits):
+    errors = {"gradients": gradients, "logits": logits}
+    return {"model": model, "wire_errors": {"bf16": errors, "fp16": {"gradients": 0.1, "logits": 0.2}}}
+
+
 def test_notes_name_the_cells():
     cells = [WINS, replace(LOSES, model="fm"), replace(OPEN, model="dcn"), TIES]
-    errors = {"bf16": {"gradients": 0.1}, "fp16": {"gradients": 0.2}}
-    rows = [*map(row_of, cells), {"model": "lr", "wire_errors": errors}]
-    notes = notes_of(rows)
-    assert notes["wire_error_fp16"] == "lr"
+    rows = [row_of(each) for each in cells] + [errors_row("lr", 0.1, 0.1)]
+    _, notes = figures_of(rows)
     assert "times" not in notes
-    assert notes_of([{**row, "commit": "abc"} for row in rows])["times"].endswith("at commit abc")
+    assert figures_of([{**row, "commit": "abc"} for row in rows])[1]["times"].endswith("at commit abc")
     assert notes["best_throughput_ratio"] == "lr, 2 workers, 1 Gb/s"
     assert notes["auto_worst_ratio"] == "fm, 2 workers, 1 Gb/s"
     assert notes["planner_hits_share"] == ("wrong: fm, 2 workers, 1 Gb/s. Left open: dcn, 2 workers, 1 Gb/s")
@@ -124,16 +128,14 @@ def test_shares_of_bytes_are_those_of_the_better_plan():
 
 
 def test_errors_are_those_of_the_worst_model():
-    def row(model, gradients, logits):
-        errors = {"gradients": gradients, "logits": logits}
-        return {"model": model, "wire_errors": {"bf16": errors, "fp16": {"gradients": 0.1, "logits": 0.2}}}
-
-    assert error_figures([row("lr", 0.5, 0.25), row("fm", 0.375, 0.75)]) == {
+    figures, notes = error_figures([errors_row("lr", 0.5, 0.25), errors_row("fm", 0.375, 0.75)])
+    assert figures == {
         "wire_error_bf16": 0.5,
         "wire_error_bf16_logits": 0.75,
         "wire_error_fp16": 0.1,
         "wire_error_fp16_logits": 0.2,
     }
+    assert notes["wire_error_bf16"] == "lr"
 
 
 @pytest.mark.parametrize("model", MODELS)
