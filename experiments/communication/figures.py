@@ -43,6 +43,10 @@ class NodeLayout:
         return f"{self.workers}_workers" + (f"_nodes_of_{self.per_node}" if self.per_node > 1 else "")
 
 
+TRAINED_LAYOUT: Final = NodeLayout(workers=2)
+TRAINED_GBIT_PER_S: Final = 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """Timed rounds of one model, node layout and link speed."""

@@ -12,13 +12,14 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from experiments.communication.contenders import BASELINE, CHOSEN, LIMIT, is_comparable
 from experiments.communication.figures import (
+    TRAINED_GBIT_PER_S,
+    TRAINED_LAYOUT,
     Cell,
     TrainingCurve,
     cells_of,
     ending_of,
     trainings_of,
 )
-from experiments.communication.tasks import TRAINED_GBIT_PER_S, TRAINED_LAYOUT
 from experiments.harness.plotting import TEN_THOUSANDTHS
 from experiments.harness.record import Row
 from experiments.harness.statistics import Estimate

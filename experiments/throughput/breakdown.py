@@ -6,7 +6,9 @@ belongs to. A copy inside an exchange therefore counts as exchange, and one outs
 
 from collections.abc import Iterable, Iterator
 from statistics import median
-from typing import Final, Protocol, Self
+from typing import Final
+
+from torch.autograd.profiler_util import FunctionEvent
 
 from dlrm.models import dlrm
 from dlrm.sharding import host_lookup
@@ -29,15 +31,6 @@ KINDS: Final = (*RULES, REST)
 STEP: Final = "ProfilerStep"
 
 
-class ProfilerEvent(Protocol):
-    """The used part of `torch.autograd.profiler_util.FunctionEvent`."""
-
-    name: str
-    cpu_parent: Self | None
-    self_cpu_time_total: float
-    """Microseconds."""
-
-
 def kind_of(names: Iterable[str]) -> str:
     """Return the kind of an operator from its name and the names of its callers."""
     names = list(names)
@@ -47,7 +40,7 @@ def kind_of(names: Iterable[str]) -> str:
     return REST
 
 
-def breakdown_ms(events: Iterable[ProfilerEvent]) -> dict[str, float]:
+def breakdown_ms(events: Iterable[FunctionEvent]) -> dict[str, float]:
     """Milliseconds per step by kind, each the median over the steps of a profile.
 
     Args:
@@ -59,13 +52,13 @@ def breakdown_ms(events: Iterable[ProfilerEvent]) -> dict[str, float]:
         lineage = list(_lineage(event))
         if lineage[-1].name.startswith(STEP):
             step = steps.setdefault(id(lineage[-1]), dict.fromkeys(KINDS, 0.0))
-            step[kind_of(each.name for each in lineage)] += event.self_cpu_time_total / 1e3
+            step[kind_of(each.name for each in lineage)] += event.self_cpu_time_total / 1e3  # from us
     return {kind: median(step[kind] for step in steps.values()) for kind in KINDS}
 
 
-def _lineage(event: ProfilerEvent) -> Iterator[ProfilerEvent]:
+def _lineage(event: FunctionEvent) -> Iterator[FunctionEvent]:
     """Yield the event and its callers, the outermost last."""
-    caller: ProfilerEvent | None = event
+    caller: FunctionEvent | None = event
     while caller is not None:
         yield caller
         caller = caller.cpu_parent

@@ -30,7 +30,7 @@ from experiments.communication.figures import (
     time_ratio,
     training_figures,
 )
-from experiments.communication.tasks import QUICK
+from experiments.communication.run import QUICK
 from experiments.communication.whole import decisions_of
 from experiments.communication.winners import MEASURED_MS, _num_bytes, table_vi_hits
 from experiments.harness.launch import worker_environment
