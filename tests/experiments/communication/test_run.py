@@ -26,9 +26,7 @@ from experiments.communication.figures import (
     NodeLayout,
     TrainingCurve,
     figures_of,
-    step_figures,
     time_ratio,
-    training_figures,
 )
 from experiments.communication.run import QUICK
 from experiments.communication.whole import decisions_of
@@ -133,30 +131,6 @@ def test_later_rounds_count_for_comparable_contenders_alone():
     assert measured.speedups()["tree"] == pytest.approx(2 / 1.02)
 
 
-def test_figures_of_steps():
-    wide = {"model": "wide", "chosen": "all_gather_0.01", "ddp": 3.0, "dense": 2.5, "nothing": 1.0}
-    cells = [
-        cell(chosen="dense", ddp=1.0, dense=1.0, tree=0.9, nothing=0.98),
-        cell(**wide, **{"all_gather_0.01": 1.5}),
-        cell(**wide, **{"all_gather_0.01": 0.1}, gbit_per_s=5.0),
-    ]
-    figures, notes = step_figures(cells)
-    assert figures["auto_worst_ratio"] == pytest.approx(0.9)
-    assert figures["auto_best_share"] == pytest.approx(2 / 3)
-    assert figures["auto_worst_ratio_whole_table"] == pytest.approx(0.9)
-    assert figures["auto_lossless_share"] == pytest.approx(1 / 3)
-    assert figures["auto_lossless_share_where_small"] == 1
-    assert figures["bytes_share_all_gather_0_01"] == 1
-    assert not {"bytes_share_ddp", "bytes_share_nothing"} & {*figures}
-    assert figures["wide_1gbps_speedup"] == figures["wide_1gbps_speedup_2_workers"] == pytest.approx(2)
-    assert figures["dense_share_wide_2_workers_1gbps"] == pytest.approx(2 / 3)
-    assert notes["auto_lossless_share_where_small"] == "1 of 3 cells are such"
-    assert notes["auto_worst_ratio"] == "tiny, 2 workers, 1 Gb/s: it chose dense, and tree was best"
-    assert (
-        notes["auto_best_share"] == "clearly not the best: tiny, 2 workers, 1 Gb/s: dense where tree was best"
-    )
-
-
 def test_time_to_a_target_is_interpolated_between_evaluations():
     baseline = training("ddp", 0, [0.6, 0.7, 0.75, 0.76])  # target 0.75, after 3 s
     assert baseline.seconds_to(0.65) == pytest.approx(1.5)
@@ -167,26 +141,6 @@ def test_time_to_a_target_is_interpolated_between_evaluations():
         3 / 1.75
     )
     assert time_ratio(baseline, training("auto", 0, [0.5, 0.5, 0.5, 0.5])) == 0
-
-
-def test_figures_of_trainings_are_differences_within_a_seed():
-    trainings = [
-        *(training("ddp", seed, [0.6, 0.7, 0.75, 0.76 + seed / 100]) for seed in (0, 1)),
-        *(
-            training("auto", seed, [0.6, 0.7, 0.75, 0.755 + seed / 100], 0.5, [(131 + seed, "tree fp32")])
-            for seed in (0, 1)
-        ),
-        *(training("power_sgd", seed, [0.6, 0.6, 0.6, 0.6]) for seed in (0, 1)),
-    ]
-    figures, notes = training_figures(trainings)
-    assert figures["auc_delta_auto"] == pytest.approx(-0.005)
-    assert figures["auc_delta_auto_ci"] == pytest.approx(0, abs=1e-9)
-    assert figures["time_to_auc_speedup_auto"] == pytest.approx(2)
-    assert figures["time_to_auc_speedup_power_sgd"] is figures["time_to_auc_speedup_power_sgd_ci"] is None
-    assert "reached the target" in notes["time_to_auc_speedup_power_sgd"]
-    assert figures["auto_decided_at_step"] == 132
-    assert notes["auto_decided_at_step"] == "tree fp32 from step 131 on; tree fp32 from step 132 on"
-    assert "auc_delta_ddp" not in figures
 
 
 def test_decisions_of_auto_are_recorded_with_their_steps():

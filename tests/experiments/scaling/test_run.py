@@ -4,49 +4,7 @@ import pytest
 
 from cpr.estimator.planning.formulas import interval_partial
 from experiments.scaling.jobs import JOB, LAWS, SCHEMES, TARGET_PLS, job_at, waiting_share
-from experiments.scaling.run import SHOWN_NODES, _turning_points, main
-
-
-def made_up_row(nodes, overhead, formula=None, recovering=0.0, finished=1.0):
-    return {
-        "nodes": nodes,
-        "simulated": overhead,
-        "formula": overhead if formula is None else formula,
-        "simulated_parts": {"load": recovering / 2, "reschedule": recovering / 2},
-        "finished_share": finished,
-    }
-
-
-def by_nodes(**rows):
-    return {
-        nodes: made_up_row(nodes, **row) for nodes, row in zip((1, 10, 100, 1000), rows.values(), strict=True)
-    }
-
-
-def test_turning_points():
-    full = by_nodes(
-        a={"overhead": 0.02},
-        b={"overhead": 0.15, "formula": 0.14},
-        c={"overhead": 0.5, "formula": 0.4},
-        d={"overhead": 9.0, "formula": 2.0, "finished": 0.3},
-    )
-    partial = by_nodes(
-        a={"overhead": 0.015, "recovering": 0.001},
-        b={"overhead": 0.02, "recovering": 0.009},
-        c={"overhead": 0.2, "recovering": 0.18},
-        d={"overhead": 5.0, "recovering": 4.9, "formula": 2.0},
-    )
-    rows = {"full": full, "partial": partial, "full_background": partial, "partial_background": partial}
-    assert _turning_points(rows) == {
-        "partial_saves_tenth_from_nodes": 10,
-        "partial_saves_tenth_from_nodes_background": None,
-        "partial_halves_until_nodes": 100,
-        "recovery_dominates_from_nodes": 100,
-        "full_ends_until_nodes": 100,
-        "partial_ends_until_nodes": 1000,
-        "formula_full_right_until_nodes": 10,
-        "formula_partial_right_until_nodes": 100,
-    }
+from experiments.scaling.run import SHOWN_NODES, main
 
 
 def test_failures_grow_with_the_nodes():

@@ -11,7 +11,7 @@ from experiments.harness.record import Record
 from experiments.harness.workload import OURS, TORCHREC, Setting, Workload
 from experiments.throughput import run as throughput
 from experiments.throughput.breakdown import KINDS
-from experiments.throughput.run import figures_of, rates_by_round, turns
+from experiments.throughput.run import rates_by_round, turns
 from experiments.throughput.worker import main as work
 
 TINY = Workload(rows=2000, global_batch_size=64, warm_up_steps=2, steps=3, num_batches=2)
@@ -23,20 +23,6 @@ SPEEDS = {
     "torchrec fp32 2x1": 11.0, "torchrec fp32 2x1 pipelined": 1.0,
     "torchrec bf16 1x2 pipelined keeps memory": 30.0,
 }  # fmt: skip
-
-
-def test_figures_compare_the_best_of_each_side_within_each_round():
-    slower = {name: speed / 2 for name, speed in SPEEDS.items()}
-    unlucky = SPEEDS | {"torchrec fp32 2x1": 40.0}  # any setting may be the best one
-    figures = figures_of([SPEEDS, slower, unlucky])
-    assert figures["ratio_to_torchrec_best"] == 60 / 25
-    assert figures["ratio_to_torchrec_best_low"] == 60 / 40
-    assert figures["ratio_to_torchrec_best_high"] == 60 / 25
-    assert figures["ratio_to_torchrec_fp32"] == 2.0
-    assert figures["ratio_1_process"] == 60 / 25
-    assert figures["ratio_2_processes"] == 50 / 20
-    assert figures["ratio_to_torchrec_keeping_memory"] == 2.0
-    assert figures["samples_per_s"] == 60.0
 
 
 def test_whole_experiment_on_made_up_speeds(run_quick, monkeypatch):

@@ -1,0 +1,37 @@
+"""Figures that are computed again from the stored rows are the stored ones."""
+
+import json
+from math import nan
+
+import pytest
+
+from experiments import mstopk, precision, rare_rows, sensitivity
+from experiments.codecs import run as codecs
+from experiments.communication import figures as communication
+from experiments.harness.record import RESULTS
+from experiments.scaling import run as scaling
+from experiments.throughput import run as throughput
+
+FIGURES = {
+    "codecs": lambda stored: codecs.figures_of(stored["rows"]),
+    "communication": lambda stored: communication.figures_of(stored["rows"])[0],
+    "mstopk": lambda stored: mstopk.figures_of(stored["rows"]),
+    "precision": lambda stored: precision.figures_of(stored["rows"]),
+    "rare_rows": lambda stored: rare_rows.figures_of(stored["rows"]),
+    "scaling": lambda stored: scaling.figures_of(stored["rows"], stored["config"]["blocked_share"])[0],
+    "sensitivity": lambda stored: sensitivity.figures_of(stored["rows"]),
+    "throughput": lambda stored: throughput.figures_of(
+        throughput.rates_by_round(stored["rows"], stored["config"]["rounds"])
+    ),
+}
+
+
+def with_nan(figures):
+    return {name: nan if value is None else value for name, value in figures.items()}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_stored_figures_follow_from_the_stored_rows(name):
+    stored = json.loads((RESULTS / f"{name}.json").read_text())
+    expected = with_nan(stored["figures"])
+    assert with_nan(FIGURES[name](stored)) == pytest.approx(expected, rel=1e-9, nan_ok=True)
