@@ -16,7 +16,6 @@ each the worst over distributions and shares:
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -41,24 +40,9 @@ NOT_ZERO_EVERY: Final = 2500
 """Every how many values of the vector that is nearly all 0 another value stands."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """A length of vectors."""
-
-    label: str
-    """Part of the figures' names."""
-    num_values: int
-    rounds: int
-
-
-SIZES: Final = (
-    Size(label="1m", num_values=1_000_000, rounds=21),
-    Size(label="10m", num_values=10_000_000, rounds=11),
-    Size(label="100m", num_values=100_000_000, rounds=5),
-)
-QUICK_SIZES: Final = tuple(
-    Size(label=size.label, num_values=max(size.num_values // 100, 100_000), rounds=2) for size in SIZES
-)
+SIZES: Final = {"1m": (1_000_000, 21), "10m": (10_000_000, 11), "100m": (100_000_000, 5)}
+"""Number of values of a vector and of rounds, by the ending of the figures."""
+QUICK_SIZES: Final = {label: (max(num_values // 100, 100_000), 2) for label, (num_values, _) in SIZES.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,16 +51,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = QUICK_SIZES if quick else SIZES
     keep_freed_memory()
     config = {
-        "num_values": [size.num_values for size in sizes],
-        "rounds": [size.rounds for size in sizes],
+        "num_values": [num_values for num_values, _ in sizes.values()],
+        "rounds": [rounds for _, rounds in sizes.values()],
         "shares": SHARES,
         "kinds": list(KINDS),
         "threads": 1,
     }
     record = Record("mstopk", config, seeds=[SEED], quick=quick)
     for size, kind, share in product(sizes, KINDS, SHARES):
-        key = f"{size.label} {kind} {share:.1%}"
-        row = record.measure(key, partial(_measure, size, kind, share))
+        key = f"{size} {kind} {share:.1%}"
+        row = record.measure(key, partial(_measure, size, *sizes[size], kind, share))
         print(f"{key}: {_speed_up(row):.2f} x, energy {row['energy']:.4f}", flush=True)
     return record.publish(figures_of(record.rows), draw)
 
@@ -112,11 +96,11 @@ def _one_thread() -> Iterator[None]:
 
 
 @_one_thread()
-def _measure(size: Size, kind: str, share: float) -> Row:
+def _measure(size: str, num_values: int, rounds: int, kind: str, share: float) -> Row:
     """Times of both in every round, and the energy that ours keeps."""
-    vector = KINDS[kind](size.num_values)
+    vector = KINDS[kind](num_values)
     magnitudes = vector.abs()
-    num_kept = int(share * size.num_values)
+    num_kept = int(share * num_values)
     contenders: dict[str, Callable[[], Tensor]] = {
         "topk_s": lambda: magnitudes.topk(num_kept, sorted=False).indices,
         "mstopk_s": lambda: MSTopK().select(vector, num_kept),
@@ -124,13 +108,13 @@ def _measure(size: Size, kind: str, share: float) -> Row:
     exact, found = (find() for find in contenders.values())  # also touches the memory before the clock starts
     assert found.numel() == len(torch.unique(found)) == num_kept
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(size.rounds):
+    for number in range(rounds):
         for name in list(contenders)[:: 1 if number % 2 else -1]:
             start_s = time.perf_counter()
             contenders[name]()
             times[name].append(time.perf_counter() - start_s)
     energy = float(_energy(vector, found) / _energy(vector, exact))
-    return {"size": size.label, "kind": kind, "share": share, **times, "energy": energy}
+    return {"size": size, "kind": kind, "share": share, **times, "energy": energy}
 
 
 def _energy(vector: Tensor, indices: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Final
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
@@ -55,24 +56,27 @@ def draw_steps(cells: Sequence[Cell], path: Path) -> None:
     collectives = {contender: collective for collective, contender in CHOSEN.items()}
     figure = Figure(figsize=(10, 1.6 + 0.26 * len(cells)), layout="constrained")
     axes = figure.subplots()
+    comparable: list[tuple[float, int]] = []
+    lossier: list[tuple[float, int]] = []
+    limits, chosen = [], []
     for place, cell in enumerate(cells):
         speedups = cell.speedups()
-        others = {name: value for name, value in speedups.items() if name not in {LIMIT, BASELINE}}
-        comparable = [value for name, value in others.items() if is_comparable(name)]
-        lossier = [value for name, value in others.items() if not is_comparable(name)]
-        first = place == 0
-        label = "exchange of all values, or of at least 1 %" if first else None
-        axes.plot(comparable, [place] * len(comparable), ".", color="tab:gray", label=label)
-        label = "smaller share or low rank, which `auto` never chooses" if first else None
-        axes.plot(lossier, [place] * len(lossier), "x", color="tab:gray", markersize=4, label=label)
-        label = "no exchange: the most that is possible" if first else None
-        axes.plot(speedups[LIMIT], place, "|", color="black", markersize=10, label=label)
-        label = "choice of `auto`, named on the right" if first else None
-        axes.plot(speedups[cell.chosen], place, "D", color="tab:blue", markersize=6, label=label)
+        for name in speedups.keys() - {LIMIT, BASELINE}:
+            (comparable if is_comparable(name) else lossier).append((speedups[name], place))
+        limits.append((speedups[LIMIT], place))
+        chosen.append((speedups[cell.chosen], place))
         at = (1.01, place)
         axes.annotate(
             collectives[cell.chosen], at, xycoords=("axes fraction", "data"), va="center", fontsize=7
         )
+    for points, marker, size, colour, label in (
+        (comparable, ".", 6, "tab:gray", "exchange of all values, or of at least 1 %"),
+        (lossier, "x", 4, "tab:gray", "smaller share or low rank, which `auto` never chooses"),
+        (limits, "|", 10, "black", "no exchange: the most that is possible"),
+        (chosen, "D", 6, "tab:blue", "choice of `auto`, named on the right"),
+    ):
+        speeds, places = np.array(points).reshape(-1, 2).T
+        axes.plot(speeds, places, marker, markersize=size, color=colour, label=label)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_yticks(range(len(cells)), [cell.name for cell in cells], fontsize=7)
     axes.set_ylim(len(cells) - 0.5, -0.5)
