@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from experiments.harness.record import Row
 from experiments.harness.statistics import Ratio
-from experiments.splitting.traffic import saved
 
 MAIN_WORKERS: Final = 4
 """Number of workers of the figures whose names hold none: the largest with counted bytes."""
@@ -114,6 +113,18 @@ def byte_figures(rows: Sequence[Row]) -> dict[str, float]:
             figures[f"bytes_saved_{model}_with_ids{of_bags}{ending}"] = saved(row, pulled, sent)
         figures[f"bytes_saved_{model}_a2a{ending}"] = saved(row, row["all_to_all"])
     return figures
+
+
+def saved(row: Row, against: float, ids: Mapping[str, float] | None = None) -> float:
+    """Share of bytes that the better of splitting and exchanging the whole model saves against a baseline.
+
+    Args:
+        row: by formula.
+        against: bytes of the baseline, including its keys.
+        ids: bytes of ids under each of the two plans, to count as well; None: without ids.
+    """
+    sent = {plan: row[plan] + (ids[plan] if ids else 0) for plan in ("split", "all_to_all")}
+    return float(1 - min(sent.values()) / against)
 
 
 def error_figures(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, str]]:

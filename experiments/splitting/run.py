@@ -57,19 +57,30 @@ limit:
 - `best_throughput_ratio`: highest throughput of `des` over `torchrec` in any cell, with its interval.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
+from math import isclose
+from statistics import mean
 from typing import Final
 
+import numpy as np
+from torch import nn
+
+from dlrm.comm.consistency import NUM_FLAGS
+from dlrm.launch.device import Ranks
+from dlrm.sharding.splitting import costs
+from dlrm.sharding.splitting.head import Head
+from dlrm.sharding.splitting.planning.savings import id_traffic_of, traffic_of
+from dlrm.sharding.splitting.planning.shapes import heads_of, numbers_outside_tables
 from experiments.harness.command import experiment_parser, require_links
 from experiments.harness.network import Network
 from experiments.harness.record import Record, Row
+from experiments.harness.training import NUM_SCALARS
 from experiments.harness.workers import Measurements, Workers, measure_missing
 from experiments.splitting.figures import cells_of, figures_of, link_name
 from experiments.splitting.picture import draw
-from experiments.splitting.traffic import check, formulas
-from experiments.splitting.workload import MODELS, Workload
+from experiments.splitting.workload import BAGS, MODELS, Workload
 
 FORMULA_WORKERS: Final = (2, 4, 8)
 ERROR_WORKERS: Final = 2
@@ -130,6 +141,73 @@ def measurements(scope: Scope, workload: Workload, model: str, workers: int) -> 
         key = f"time {model} {workers} {link_name(link)}"
         found[key] = partial(_time, model=model, workers=workers, link=link)
     return found
+
+
+def formulas(model: str, num_ranks: int, workload: Workload) -> Row:
+    """Bytes that a rank sends in a step, without those that are the same under every plan.
+
+    `id_bytes` are those of ids and bag lengths.
+    """
+    unsharded, batch_size = workload.unsharded(model), workload.global_batch_size // num_ranks
+    unique = {bags: unique_rows(workload, bags, num_ranks) for bags in BAGS}
+    found = {bags: traffic_of(unsharded, num_ranks, batch_size, rows) for bags, rows in unique.items()}
+    ids = {bags: id_traffic_of(unsharded, num_ranks, batch_size, sum(each)) for bags, each in BAGS.items()}
+    return {
+        "model": model,
+        "workers": num_ranks,
+        "split": found["one_hot"].split,
+        "all_to_all": found["one_hot"].all_to_all,
+        "pull_and_push": {bags: traffic.pull_and_push for bags, traffic in found.items()},
+        "unique_rows": {bags: sum(rows) for bags, rows in unique.items()},
+        "id_bytes": {bags: asdict(traffic) for bags, traffic in ids.items()},
+    }
+
+
+@cache
+def unique_rows(workload: Workload, bags: str, num_ranks: int) -> tuple[float, ...]:
+    """Unique rows of each table among a rank's samples, on average over ranks and batches."""
+    counts = [
+        [len(keys) for keys in workload.keys(number, bags, Ranks(rank, rank, num_ranks))]
+        for number in range(workload.num_batches)
+        for rank in range(num_ranks)
+    ]
+    return tuple(map(float, np.mean(counts, axis=0)))
+
+
+def check(expected: Row, counted: Mapping[str, Sequence[float]], workload: Workload) -> None:
+    """Compare counted bytes with the formulas.
+
+    Under TorchRec's plan the mean over ranks counts, since whole tables cannot be quite even.
+
+    Args:
+        expected: from `formulas`.
+        counted: bytes of every rank in rank order, by plan.
+        workload: of both.
+
+    Raises:
+        RuntimeError: a counted value differs from its formula.
+    """
+    model, num_ranks = expected["model"], expected["workers"]
+    outside = replicated_bytes(workload.unsharded(model), num_ranks)
+    pairs = {
+        "split": (max(counted["des"]) - outside, expected["split"]),
+        "all-to-all": (mean(counted["torchrec"]) - outside, expected["all_to_all"]),
+    }
+    for name, (found, formula) in pairs.items():
+        if not isclose(found, formula):
+            raise RuntimeError(
+                f"{model} on {num_ranks} ranks, {name}: {found:,.0f} bytes were counted, the formula says "
+                f"{formula:,.0f}; one of dlrm/sharding/splitting/costs.py and wire.py is wrong"
+            )
+
+
+def replicated_bytes(unsharded: nn.Module, num_ranks: int) -> float:
+    """Bytes of the all-reduce of dense gradients and flags, which every plan sends and savings leave out."""
+    numbers = NUM_SCALARS + NUM_FLAGS + numbers_outside_tables(unsharded)
+    for head in heads_of(unsharded).values():
+        assert isinstance(head, Head)
+        numbers -= numbers_outside_tables(head) - head.traffic().replicated
+    return costs.most_sent(costs.all_reduce(numbers, num_ranks))
 
 
 def _count(running: Workers, workload: Workload, model: str, workers: int) -> Row:

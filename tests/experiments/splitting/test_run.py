@@ -14,7 +14,7 @@ from experiments.harness.network import Network
 from experiments.harness.workers import Workers
 from experiments.splitting import run as splitting
 from experiments.splitting.figures import Cell, byte_figures, error_figures, figures_of, time_figures
-from experiments.splitting.traffic import check, formulas, replicated_bytes, unique_rows
+from experiments.splitting.run import check, formulas, replicated_bytes, unique_rows
 from experiments.splitting.workload import BAGS, MODELS, Workload
 from tests.experiments.harness.namespaces import own_namespaces
 
