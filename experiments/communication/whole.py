@@ -163,8 +163,8 @@ def _steps_of(training: Training, steps: int, chosen: list[str | None] | None = 
     """Make steps, until parameters are synchronized; `chosen` takes what `auto` has chosen after each."""
     for _ in range(steps):
         training.step()
-        if chosen is not None:
-            chosen.append(getattr(training.synchronizer, "chosen", None))
+        if chosen is not None and isinstance(training.synchronizer, AllReduceSync):
+            chosen.append(training.synchronizer.exchange.chosen)
     training.synchronizer.join()
 
 
