@@ -10,7 +10,15 @@ from experiments.codecs import run as codecs
 from experiments.communication import figures as communication
 from experiments.harness.record import RESULTS
 from experiments.scaling import run as scaling
+from experiments.splitting import figures as splitting
 from experiments.throughput import run as throughput
+
+
+def splitting_rows(rows):
+    """Rows as they are made now: bytes of ids lay in rows of their own."""
+    ids = {(row["model"], row["workers"]): row["id_bytes"] for row in rows if row["key"].startswith("ids")}
+    return [row | {"id_bytes": ids[row["model"], row["workers"]]} if "split" in row else row for row in rows]
+
 
 FIGURES = {
     "codecs": lambda stored: codecs.figures_of(stored["rows"]),
@@ -20,6 +28,7 @@ FIGURES = {
     "rare_rows": lambda stored: rare_rows.figures_of(stored["rows"]),
     "scaling": lambda stored: scaling.figures_of(stored["rows"], stored["config"]["blocked_share"])[0],
     "sensitivity": lambda stored: sensitivity.figures_of(stored["rows"]),
+    "splitting": lambda stored: splitting.figures_of(splitting_rows(stored["rows"]))[0],
     "throughput": lambda stored: throughput.figures_of(
         throughput.rates_by_round(stored["rows"], stored["config"]["rounds"])
     ),
@@ -35,3 +44,11 @@ def test_stored_figures_follow_from_the_stored_rows(name):
     stored = json.loads((RESULTS / f"{name}.json").read_text())
     expected = with_nan(stored["figures"])
     assert with_nan(FIGURES[name](stored)) == pytest.approx(expected, rel=1e-9, nan_ok=True)
+
+
+def test_stored_notes_follow_from_the_stored_rows():
+    """They name the cells behind extremes, and commits of rows that were kept."""
+    for name, module in (("communication", communication), ("splitting", splitting)):
+        stored = json.loads((RESULTS / f"{name}.json").read_text())
+        rows = splitting_rows(stored["rows"]) if module is splitting else stored["rows"]
+        assert module.figures_of(rows)[1] == stored["notes"]

@@ -13,7 +13,7 @@ from experiments.harness import network, record
 from experiments.harness.network import Network
 from experiments.harness.workers import Workers
 from experiments.splitting import run as splitting
-from experiments.splitting.figures import Cell, byte_figures, error_figures, figures_of, time_figures
+from experiments.splitting.figures import Cell, time_figures
 from experiments.splitting.run import check, formulas, replicated_bytes, unique_rows
 from experiments.splitting.workload import BAGS, MODELS, Workload
 from tests.experiments.harness.namespaces import own_namespaces
@@ -75,67 +75,6 @@ def test_mixture_is_compared_with_the_better_plan():
     for chosen in (mixed.chosen, {"head": "rows"}):
         figures, _ = time_figures([replace(mixed, chosen=chosen)])
         assert figures["planner_firm_hits_share"] == 1
-
-
-def row_of(cell):
-    """The stored row of a cell."""
-    heads = {path: {"strategy": strategy} for path, strategy in cell.chosen.items()}
-    return {**asdict(cell), "chosen": {"by": "auto", "heads": heads}}
-
-
-def errors_row(model, gradients, logits):
-    errors = {"gradients": gradients, "logits": logits}
-    return {"model": model, "wire_errors": {"bf16": errors, "fp16": {"gradients": 0.1, "logits": 0.2}}}
-
-
-def test_notes_name_the_cells():
-    cells = [WINS, replace(LOSES, model="fm"), replace(OPEN, model="dcn"), TIES]
-    rows = [row_of(each) for each in cells] + [errors_row("lr", 0.1, 0.1)]
-    _, notes = figures_of(rows)
-    assert "times" not in notes
-    assert figures_of([{**row, "commit": "abc"} for row in rows])[1]["times"].endswith("at commit abc")
-    assert notes["best_throughput_ratio"] == "lr, 2 workers, 1 Gb/s"
-    assert notes["auto_worst_ratio"] == "fm, 2 workers, 1 Gb/s"
-    assert notes["planner_hits_share"] == ("wrong: fm, 2 workers, 1 Gb/s. Left open: dcn, 2 workers, 1 Gb/s")
-
-
-def test_shares_of_bytes_are_those_of_the_better_plan():
-    row = {
-        "model": "lr",
-        "split": 2.0,
-        "all_to_all": 4.0,
-        "pull_and_push": {"multi_hot": 20.0, "one_hot": 8.0},
-        "id_bytes": {
-            "multi_hot": {"split": 12.0, "all_to_all": 3.0},
-            "one_hot": {"split": 1.0, "all_to_all": 1.0},
-        },
-    }
-    figures = byte_figures([{**row, "workers": 4}, {**row, "workers": 8, "all_to_all": 1.0}])
-    assert figures == pytest.approx(
-        {
-            "bytes_saved_lr": 0.9,
-            "bytes_saved_lr_with_ids": 1 - 7 / 20,  # the exchange is the better one then
-            "bytes_saved_lr_one_hot": 0.75,
-            "bytes_saved_lr_with_ids_one_hot": 1 - 3 / 8,
-            "bytes_saved_lr_a2a": 0.5,
-            "bytes_saved_lr_8_workers": 0.95,
-            "bytes_saved_lr_with_ids_8_workers": 1 - 4 / 20,
-            "bytes_saved_lr_one_hot_8_workers": 0.875,
-            "bytes_saved_lr_with_ids_one_hot_8_workers": 1 - 2 / 8,
-            "bytes_saved_lr_a2a_8_workers": 0.0,
-        }
-    )
-
-
-def test_errors_are_those_of_the_worst_model():
-    figures, notes = error_figures([errors_row("lr", 0.5, 0.25), errors_row("fm", 0.375, 0.75)])
-    assert figures == {
-        "wire_error_bf16": 0.5,
-        "wire_error_bf16_logits": 0.75,
-        "wire_error_fp16": 0.1,
-        "wire_error_fp16_logits": 0.2,
-    }
-    assert notes["wire_error_bf16"] == "lr"
 
 
 @pytest.mark.parametrize("model", MODELS)
