@@ -16,7 +16,7 @@ median over rounds of the ratio within a round:
 - `samples_per_s`: of this trainer, the best setting of each round.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from statistics import median
@@ -35,6 +35,17 @@ SETTINGS: Final = {
     setting.name: setting
     for setting in (*OURS, *TORCHREC, *(replace(each, keeps_memory=True) for each in TORCHREC))
 }
+
+Fields = Mapping[str, Any]
+"""Of settings that take part in a comparison."""
+COMPARED: Final[Mapping[str, tuple[Fields, Fields]]] = {
+    "ratio_to_torchrec_best": ({"precision": "bf16"}, {"keeps_memory": False}),
+    "ratio_to_torchrec_fp32": ({"precision": "fp32"}, {"precision": "fp32", "keeps_memory": False}),
+    "ratio_1_process": ({"precision": "bf16", "processes": 1}, {"processes": 1, "keeps_memory": False}),
+    "ratio_2_processes": ({"precision": "bf16", "processes": 2}, {"processes": 2, "keeps_memory": False}),
+    "ratio_to_torchrec_keeping_memory": ({"precision": "bf16"}, {"keeps_memory": True}),
+}
+"""Our settings, and TorchRec's that they are compared with, by figure."""
 
 Rates = dict[str, float]
 """Samples/s in one round, by name of the setting."""
@@ -69,7 +80,7 @@ def _play_round(record: Record, number: int, workload: Workload, settings: Seque
     """Measure every setting once, in reverse every other round; then TorchRec's best, keeping memory."""
     for setting in settings if number % 2 == 0 else reversed(settings):
         _measure(record, number, setting, workload)
-    winner = best([_rates_of(record.rows, number)], TORCHREC)
+    winner = best(rates_by_round(record.rows, number + 1)[number:], TORCHREC)
     _measure(record, number, replace(winner, keeps_memory=True), workload)
 
 
@@ -92,13 +103,12 @@ def _launch(setting: Setting, workload: Workload, profiled: bool) -> Row:
     )
 
 
-def _rates_of(rows: Iterable[Row], number: int) -> Rates:
-    return {row["setting"]: row["samples_per_s"] for row in rows if row.get("round") == number}
-
-
 def rates_by_round(rows: Sequence[Row], rounds: int) -> list[Rates]:
     """Samples/s by setting, for each round."""
-    return [_rates_of(rows, number) for number in range(rounds)]
+    return [
+        {row["setting"]: row["samples_per_s"] for row in rows if row.get("round") == number}
+        for number in range(rounds)
+    ]
 
 
 def best(rates: Sequence[Rates], among: Iterable[Setting]) -> Setting:
@@ -107,49 +117,25 @@ def best(rates: Sequence[Rates], among: Iterable[Setting]) -> Setting:
     return max(measured, key=lambda setting: median(rate[setting.name] for rate in rates))
 
 
-def ratios(
-    rates: Sequence[Rates], ours: Callable[[Setting], bool], theirs: Callable[[Setting], bool]
-) -> list[float]:
-    """Ratio, for each round, of our fastest setting that `ours` picks to TorchRec's that `theirs` picks.
+def ratios(rates: Sequence[Rates], ours: Fields, theirs: Fields) -> list[float]:
+    """Ratio, for each round, of our fastest setting with these fields to TorchRec's.
 
     Rounds in which a side has no such setting are left out.
     """
     found = []
     for rate in rates:
         sides = [
-            [rate[name] for name in rate if SETTINGS[name].trainer == trainer and picks(SETTINGS[name])]
-            for trainer, picks in (("ours", ours), ("torchrec", theirs))
+            [rate[name] for name in rate if fields.items() <= asdict(SETTINGS[name]).items()]
+            for fields in ({"trainer": "ours", **ours}, {"trainer": "torchrec", **theirs})
         ]
         if all(sides):
             found.append(max(sides[0]) / max(sides[1]))
     return found
 
 
-def _is_mixed(setting: Setting) -> bool:
-    return setting.precision == "bf16"
-
-
-def _is_fp32(setting: Setting) -> bool:
-    return setting.precision == "fp32" and not setting.keeps_memory
-
-
-def _is_plain(setting: Setting) -> bool:
-    return not setting.keeps_memory
-
-
 def figures_of(rates: Sequence[Rates]) -> dict[str, float | None]:
     """All figures; None if the settings of a figure were not measured."""
-    found = {
-        "ratio_to_torchrec_best": ratios(rates, _is_mixed, _is_plain),
-        "ratio_to_torchrec_fp32": ratios(rates, _is_fp32, _is_fp32),
-        "ratio_1_process": ratios(
-            rates, lambda s: _is_mixed(s) and s.processes == 1, lambda s: _is_plain(s) and s.processes == 1
-        ),
-        "ratio_2_processes": ratios(
-            rates, lambda s: _is_mixed(s) and s.processes == 2, lambda s: _is_plain(s) and s.processes == 2
-        ),
-        "ratio_to_torchrec_keeping_memory": ratios(rates, _is_mixed, lambda s: s.keeps_memory),
-    }
+    found = {name: ratios(rates, *sides) for name, sides in COMPARED.items()}
     figures: dict[str, float | None] = {}
     for name, values in found.items():
         if name.startswith("ratio_to_torchrec") and values:
