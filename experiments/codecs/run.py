@@ -5,9 +5,8 @@ of all rows with each codec are written and loaded again, as if every worker had
 then continues to the end from each of them. The optimizers' state is never encoded. Figures:
 
 - `auc_fp16_minus_exact`, `auc_int8_minus_exact`, `auc_int4_minus_exact`: difference in AUC on the test day to
-  the run of the same seed that continued from exact rows, mean over seeds; `..._ci`: half the width of the 95
-  %
-  confidence interval of that mean (Student's t).
+  the run of the same seed that continued from exact rows, mean over seeds; `..._ci`: half the width of the
+  95 % confidence interval of that mean (Student's t).
 - `max_error_fp16` and so on: the largest error of a weight, as recorded in the saves.
 - `auc_exact`: mean over seeds.
 """

@@ -48,10 +48,9 @@ limit:
 
 - `planner_hits_share`: share of cells in which the plan that `auto` chose is the faster one, that is, the
   whole interval of its ratio to the other plan is above 1. A tie counts as a hit: its interval holds 1 and
-  reaches at
-  most 5 % from 1. A wider interval that holds 1 leaves the cell open, which is no hit. `ties_share` and
-  `open_share` are their shares, and `planner_firm_hits_share` leaves the ties out. A mixture is compared with
-  the better plan.
+  reaches at most 5 % from 1. A wider interval that holds 1 leaves the cell open, which is no hit.
+  `ties_share` and `open_share` are their shares, and `planner_firm_hits_share` leaves the ties out. A mixture
+  is compared with the better plan.
 - `auto_worst_ratio`: lowest throughput of `auto` over the better plan in any cell, with `..._low` and
   `..._high`.
 - `best_throughput_ratio`: highest throughput of `des` over `torchrec` in any cell, with its interval.
