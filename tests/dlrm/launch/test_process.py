@@ -10,7 +10,7 @@ import torch
 
 from cpr import errors
 from dlrm.launch import process
-from dlrm.launch.process import exit_code_of, leave
+from dlrm.launch.process import exit_code_of
 
 
 @pytest.fixture(autouse=True)
@@ -92,18 +92,12 @@ def test_with_a_process_group_other_ranks_report_sooner(world_of_one, monkeypatc
     assert capsys.readouterr().err == "prog: found here\n"
 
 
-def test_errors_of_a_peer_wait_before_they_are_raised(monkeypatch, slept):
+@pytest.mark.parametrize(("message", "waits"), [("connection closed by peer", True), ("bug", False)])
+def test_errors_of_a_peer_wait_before_they_are_raised(message, waits, monkeypatch, slept):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RuntimeError, match="connection closed by peer"):
-        exit_code_of("prog", fail_with(RuntimeError("connection closed by peer")))
-    assert slept == [process.WAIT_S]
-
-
-def test_own_errors_are_raised_at_once(monkeypatch, slept):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RuntimeError, match="bug"):
-        exit_code_of("prog", fail_with(RuntimeError("bug")))
-    assert not slept
+    with pytest.raises(RuntimeError, match=message):
+        exit_code_of("prog", fail_with(RuntimeError(message)))
+    assert slept == [process.WAIT_S] * waits
 
 
 @pytest.mark.parametrize(("rank", "said"), [("0", "prog: stopped by SIGTERM\n"), ("1", "")])
@@ -133,10 +127,3 @@ def test_a_stopped_process_waits_for_no_thread():
         [sys.executable, "-c", program, "143"], capture_output=True, text=True, timeout=30, check=False
     )
     assert (done.returncode, done.stdout) == (143, "last words\n")
-
-
-@pytest.mark.parametrize("code", [0, 1, 2])
-def test_other_exit_codes_exit_normally(code):
-    with pytest.raises(SystemExit) as caught:
-        leave(code)
-    assert caught.value.code == code

@@ -68,24 +68,6 @@ def test_only_required_gradients_are_computed():
     assert all(stack[layer].weight.grad is not None for layer in (0, 1))
 
 
-@pytest.mark.parametrize("relu", [True, False])
-def test_bfloat16_arithmetic_on_fp32_parameters(relu):
-    torch.manual_seed(0)
-    layer = Linear(64, 32, relu=relu)
-    reference = reference_of(layer)
-    x = torch.randn(256, 64)
-    rounded = x.to(torch.bfloat16).requires_grad_()
-    out = layer(rounded)
-    assert out.dtype == torch.bfloat16
-    expected = reference(x.double())
-    expected = expected.relu() if relu else expected
-    torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.05)  # 8 bits of mantissa
-    out.float().square().mean().backward()
-    assert layer.weight.dtype == layer.weight.grad.dtype == torch.float32
-    assert layer.bias.dtype == layer.bias.grad.dtype == torch.float32
-    assert rounded.grad.dtype == torch.bfloat16
-
-
 ONE_STEP = """
 import torch
 from dlrm.models.mlp import LogitMLP

@@ -55,9 +55,6 @@ def test_days_and_batches(dataset):
     assert inputs.test_loader.manifest.days == (2,)
     assert len(inputs.loader) == 2 * 256 // 32
     assert len(prepare_with(dataset, "data.train_days=[1]", "data.test_days=[0]").loader) == 256 // 32
-
-
-def test_data_order_applies_to_training_days_only(dataset):
     assert set(get_args(get_type_hints(DataConfig)["order"])) == set(order.ORDERS)
     inputs = prepare_with(dataset, "data.order=seldp")
     assert (inputs.loader.config.order, inputs.test_loader.config.order) == ("seldp", "stripes")
@@ -82,6 +79,8 @@ def test_ranks_share_the_global_batch(dataset):
     inputs = prepare_with(dataset, ranks=Ranks(rank=1, local_rank=1, world_size=4))
     assert inputs.loader.config.batch_size == 8
     assert len(inputs.loader) == 2 * 256 // 32
+    with pytest.raises(ValueError, match="global_batch_size 32 cannot be divided among 3 ranks"):
+        prepare_with(dataset, ranks=Ranks(rank=0, local_rank=0, world_size=3))
 
 
 @pytest.mark.parametrize(
@@ -100,11 +99,6 @@ def test_mistakes_are_found_before_a_process_group_exists(dataset, overrides, me
     with pytest.raises(ValueError, match=message):
         prepare_with(dataset, *overrides)
     assert not dist.is_initialized()
-
-
-def test_an_indivisible_global_batch_is_refused(dataset):
-    with pytest.raises(ValueError, match="global_batch_size 32 cannot be divided among 3 ranks"):
-        prepare_with(dataset, ranks=Ranks(rank=0, local_rank=0, world_size=3))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -18,9 +18,6 @@ def test_differing_settings_are_named_with_both_values():
 def test_paths_may_differ_between_nodes():
     other = replace(Config(), data=DataConfig(uri="/mnt/criteo", cache_folder="/tmp/cache"))
     check_settings([_settings(Config()), _settings(other)])
-
-
-def test_node_settings_are_configuration_keys():
     names = {f"{section}.{name}" for section, options in Config().to_dict().items() for name in options}
     assert names >= NODE_SETTINGS
 
