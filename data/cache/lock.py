@@ -3,7 +3,6 @@
 import fcntl
 import os
 from pathlib import Path
-from types import TracebackType
 
 
 class FileLock:
@@ -13,9 +12,9 @@ class FileLock:
         self._path, self._fd = path, fd
 
     @classmethod
-    def acquire(cls, path: Path) -> "FileLock":
-        """Wait for the exclusive lock."""
-        lock = cls._lock(path, fcntl.LOCK_EX)
+    def acquire(cls, path: Path, *, shared: bool = False) -> "FileLock":
+        """Wait for the exclusive or a shared lock."""
+        lock = cls._lock(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         assert lock is not None
         return lock
 
@@ -23,13 +22,6 @@ class FileLock:
     def try_acquire(cls, path: Path) -> "FileLock | None":
         """Take the exclusive lock; None if the lock is held."""
         return cls._lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    @classmethod
-    def share(cls, path: Path) -> "FileLock":
-        """Wait for the shared lock."""
-        lock = cls._lock(path, fcntl.LOCK_SH)
-        assert lock is not None
-        return lock
 
     def try_make_exclusive(self) -> bool:
         """Turn a shared lock into the exclusive one, if no other process shares it."""
@@ -51,9 +43,7 @@ class FileLock:
     def __enter__(self) -> "FileLock":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.release()
 
     def __del__(self) -> None:

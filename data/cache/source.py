@@ -216,7 +216,7 @@ def _share_memory(config: CacheConfig) -> tuple[FileLock | None, Path]:
     if config.memory_limit_bytes == 0:
         return None, folder
     try:
-        return FileLock.share(folder.with_suffix(".users")), folder
+        return FileLock.acquire(folder.with_suffix(".users"), shared=True), folder
     except OSError as error:
         logger.warning("no cache in memory (%s): row groups are kept on disk only", error)
         return None, folder

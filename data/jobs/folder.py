@@ -66,6 +66,7 @@ def begun(out: Path, state: Path, identity: Mapping[str, Any]) -> Iterator[None]
 
     Raises:
         ValueError: the folder belongs to another configuration, or holds other files.
+        OSError: the disk is full, with what to do.
     """
     path = state / _IDENTITY_NAME
     if path.exists():
@@ -81,6 +82,14 @@ def begun(out: Path, state: Path, identity: Mapping[str, Any]) -> Iterator[None]
         with durable_file(path) as sink:
             sink.write(json.dumps(identity, indent=1, sort_keys=True).encode())
         yield
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        raise OSError(
+            error.errno,
+            f"the disk is full: no room to write {out} ({os.strerror(error.errno)}). Finished files are "
+            "kept: free some space and start the same command again",
+        ) from error
     finally:
         remove_leftovers(out)
 

@@ -159,10 +159,7 @@ def _verify(flags: argparse.Namespace) -> int:
 
 def _explain(error: OSError) -> str:
     if error.errno in FULL_DISK:
-        return (
-            f"the disk is full ({error}). Free some space and start the same command again: "
-            "finished pieces are kept"
-        )
+        return str(error)
     if error.errno in _NO_RIGHT:
         return f"permission denied ({error}). Change the permissions, or name other files or another --out"
     return f"{error}. Start the same command again to continue."

@@ -16,11 +16,11 @@ DEFAULT_MIN_COUNT: Final = 3
 MOST_DAYS: Final = 10_000
 
 _READ_BY: Final = {
-    "--table-rows": ONE_PASS,
-    "--cap": (*ONE_PASS, "vocabulary"),
-    "--min-count": ("vocabulary",),
+    "table_rows": ONE_PASS,
+    "cap": (*ONE_PASS, "vocabulary"),
+    "min_count": ("vocabulary",),
 }
-"""Id rules by flag, for flags that some id rules do not read."""
+"""Id rules by setting, for settings that some id rules do not read."""
 
 # Measured with lines of every length, down to the shortest (which make the most rows of a byte).
 PARENT_FIXED_BYTES: Final = 112 << 20
@@ -72,7 +72,12 @@ class PrepareConfig:
             raise ValueError(f"--ids is one of {', '.join(ID_RULES)}, not {self.ids!r}")
         if not 0 <= self.max_bad_ratio <= 1:
             raise ValueError(f"--max-bad-ratio is a share between 0 and 1, not {self.max_bad_ratio}")
-        self._refuse_unread()
+        for name, rules in _READ_BY.items():
+            if getattr(self, name) is not None and self.ids not in rules:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is for --ids {' or '.join(rules)}; with --ids {self.ids} "
+                    "nothing reads it, so leave it out"
+                )
         for flag, value, least in (
             ("--cap", self.max_rows, 3),
             ("--min-count", self.least_count, 1),
@@ -84,15 +89,6 @@ class PrepareConfig:
         if self.num_days is not None and self.num_days > MOST_DAYS:
             raise ValueError(f"--days is at most {MOST_DAYS:,}, not {self.num_days:,}: each becomes a folder")
         _ = self.identity, self.block_bytes
-
-    def _refuse_unread(self) -> None:
-        given = {"--table-rows": self.table_rows, "--cap": self.cap, "--min-count": self.min_count}
-        for flag, rules in _READ_BY.items():
-            if given[flag] is not None and self.ids not in rules:
-                raise ValueError(
-                    f"{flag} is for --ids {' or '.join(rules)}; with --ids {self.ids} nothing reads it, so "
-                    "leave it out"
-                )
 
     @property
     def max_rows(self) -> int:

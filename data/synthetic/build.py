@@ -4,8 +4,6 @@ The unit of work is a file, and finished files are kept. As every block has its 
 of a file do not depend on the process that makes it.
 """
 
-import contextlib
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +14,6 @@ from tqdm import tqdm
 
 from data.criteo import CATEGORY_NAMES
 from data.dataset import DatasetManifest, Feature
-from data.jobs.folder import FULL_DISK
 from data.jobs.pool import WorkerPool
 from data.synthetic.config import SyntheticConfig
 from data.synthetic.files import FilePlan, plan_files
@@ -49,13 +46,13 @@ def generate(config: SyntheticConfig, out: str | Path, processes: int = 1) -> di
         return finished
     folder.check_room()
     plans = plan_files(config)
-    with _full_disk_explained(folder), folder.opened():
+    with folder.opened():
         tasks = [_MakeFile(folder, plan) for plan in plans if folder.written(plan) is None]
         total = sum(task.plan.num_rows for task in tasks)
         with tqdm(total=total, unit="row", unit_scale=True, disable=None, desc=str(out)) as bar:
             if processes > 1 and len(tasks) > 1:
                 with WorkerPool(min(processes, len(tasks)), __name__) as pool:
-                    pool.run(tasks, lambda _, num_rows: bar.update(num_rows or 0) is not False)
+                    pool.run(tasks, lambda _, num_rows: bar.update(num_rows or 0) or True)
             else:
                 for task in tasks:
                     task.run(bar.update)
@@ -93,20 +90,6 @@ class _MakeFile:
 def _source(config: SyntheticConfig) -> ClickSource:
     """The source of all files of a process."""
     return ClickSource(config)
-
-
-@contextlib.contextmanager
-def _full_disk_explained(folder: DatasetFolder) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL_DISK:
-            raise
-        raise OSError(
-            error.errno,
-            f"no room to write {folder.path} ({os.strerror(error.errno)}). Finished files are kept: "
-            "free some space and run the same again",
-        ) from error
 
 
 def _commit(config: SyntheticConfig, folder: DatasetFolder, plans: list[FilePlan]) -> dict[str, Any]:

@@ -58,12 +58,9 @@ class SyntheticConfig:
     """Samples in a Parquet file, a multiple of `rows_per_block`. Raw files hold a day each."""
 
     def __post_init__(self) -> None:
-        _check(self.preset in CARDINALITIES, f"preset is {self.preset!r}; choose one of {[*CARDINALITIES]}")
-        _check(self.format in FORMATS, f"format is {self.format!r}; choose one of {[*FORMATS]}")
-        _check(
-            self.compression in COMPRESSIONS,
-            f"compression is {self.compression!r}; choose one of {[*COMPRESSIONS]}",
-        )
+        for name, known in (("preset", CARDINALITIES), ("format", FORMATS), ("compression", COMPRESSIONS)):
+            value = getattr(self, name)
+            _check(value in known, f"{name} is {value!r}; choose one of {[*known]}")
         _check(0 < self.scale <= 1, f"scale is {self.scale}; choose a factor in (0, 1]")
         _check(
             0.05 <= self.top_coverage <= 0.99,

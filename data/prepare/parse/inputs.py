@@ -14,6 +14,7 @@ import codecs
 import hashlib
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -161,14 +162,12 @@ def _look_at(path: Path, first_day: int, num_days: int) -> RawFile:
 
 def _refuse_fewer_lines(path: Path, num_days: int) -> None:
     """Raise an error at the start if some days would have no line."""
-    content, head = open_content(path, [0]), memoryview(bytearray(_LOOK_BYTES))
+    head = memoryview(bytearray(_LOOK_BYTES))
     num_lines, last_line_ends = 0, True
-    try:
+    with closing(open_content(path, [0])) as content:
         while num_lines < num_days and (size := content.readinto(head)):
             num_lines += bytes(head[:size]).count(b"\n")
             last_line_ends = head[size - 1] == ord("\n")
-    finally:
-        content.close()
     num_lines += not last_line_ends
     if num_lines < num_days:
         raise ValueError(f"--days {num_days:,}: {path} has only {num_lines:,} lines; give fewer days")
@@ -176,11 +175,9 @@ def _refuse_fewer_lines(path: Path, num_days: int) -> None:
 
 def _refuse_another_format(raw: RawFile) -> None:
     """Raise an error at the start if a file does not hold labelled Criteo lines."""
-    content, head = open_content(raw.path, [0]), memoryview(bytearray(_LOOK_BYTES))
-    try:
+    head = memoryview(bytearray(_LOOK_BYTES))
+    with closing(open_content(raw.path, [0])) as content:
         lines = bytes(head[: content.readinto(head)]).removeprefix(codecs.BOM_UTF8).split(b"\n")
-    finally:
-        content.close()
     if content.damage and not any(lines):
         raise ValueError(f"{raw.path} cannot be decompressed: {content.damage}")
     lines = [line.removesuffix(b"\r") for line in (lines[:-1] or lines)]

@@ -9,6 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -143,12 +144,9 @@ def read_pieces(
     """
     if any(record.last for record in finished) or (finished and span.end is not None):
         return
-    content = open_content(span.raw.path, span.raw.day_starts)
-    try:
-        make = _piece_of_range if span.end is not None else _pieces_of_stream
+    make = _piece_of_range if span.end is not None else _pieces_of_stream
+    with closing(open_content(span.raw.path, span.raw.day_starts)) as content:
         yield from make(span, finished, content, block_bytes, report)
-    finally:
-        content.close()
 
 
 def _piece_of_range(

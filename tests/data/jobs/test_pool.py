@@ -2,13 +2,9 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from data.jobs.pool import WorkerDiedError, WorkerPool
@@ -69,26 +65,3 @@ def test_the_error_of_a_task_is_raised_here():
 def test_a_killed_worker_is_an_error():
     with WorkerPool(1, "json") as pool, pytest.raises(WorkerDiedError, match="SIGKILL"):
         pool.run([Die()], keep_on)
-
-
-def test_workers_end_with_a_killed_parent():
-    code = (
-        "import time\n"
-        "from data.jobs.pool import WorkerPool\n"
-        "if __name__ == '__main__':\n"
-        "    with WorkerPool(2, 'json'):\n"
-        "        print('up', flush=True)\n"
-        "        time.sleep(60)\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    try:
-        assert parent.stdout.readline() == "up\n"
-        children = psutil.Process(parent.pid).children(recursive=True)
-        assert len(children) >= 2
-        time.sleep(0.1)
-    finally:
-        parent.kill()
-        parent.wait()
-        parent.stdout.close()
-    _, alive = psutil.wait_procs(children, timeout=20)
-    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []

@@ -18,7 +18,7 @@ MANIFEST = DatasetManifest(features=(), parts=(), provenance={"rejects": {"num_r
     ("error", "code", "words"),
     [
         (ValueError("change this"), 2, "change this"),
-        (OSError(errno.ENOSPC, "No space left on device"), 2, "the disk is full"),
+        (OSError(errno.ENOSPC, "the disk is full"), 2, "the disk is full"),
         (OSError(errno.EIO, "Input/output error"), 1, "Start the same command again"),
         (PermissionError(errno.EACCES, "Permission denied", "day_0"), 2, "Change the permissions"),
         (OSError(errno.EROFS, "Read-only file system", "out"), 2, "another --out"),

@@ -146,15 +146,3 @@ def test_killed_run_continues_to_the_same_bytes(running, tmp_path):
     assert len(made_again) <= len(workers), "only what a worker had no time to note down"
     names = {file.suffix for file in path.rglob("*") if file.is_file()}
     assert names == {".parquet", ".json"}
-
-
-@pytest.mark.system
-@pytest.mark.timeout(60)
-def test_killed_worker_stops_the_run_with_a_reason(running):
-    process, workers, path = running
-    workers[0].kill()
-    _, error = process.communicate(timeout=20)
-    assert process.returncode == 1
-    assert error.startswith("error: worker process")
-    assert psutil.wait_procs(workers, timeout=20)[1] == []
-    assert not (path / "dataset.json").exists()
