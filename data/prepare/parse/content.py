@@ -2,9 +2,8 @@
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, NamedTuple
 
 import zstandard
 
@@ -14,24 +13,13 @@ _MAX_TRAILING_BYTES: Final = 64 << 10
 """Limit of bytes after the compressed data; more of them count as damaged compressed data."""
 
 
-class _Decompressor(Protocol):
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes, /) -> bytes: ...
-
-
-@dataclass(frozen=True)
-class Codec:
+class Codec(NamedTuple):
     """A compression format of raw files."""
 
     magics: tuple[bytes, ...]
     """First bytes of a member or frame."""
-    new: Callable[[], _Decompressor]
-    """Makes the decompressor of one member or frame."""
+    new: Callable[[], Any]
+    """Makes the decompressor of one member or frame, as `zlib.decompressobj` does."""
 
 
 _CODECS: Final = (
@@ -91,7 +79,7 @@ class CompressedContent(Content):
         super().__init__(path, [0])
         self._codec = codec
         self._stored_bounds = [start for start in day_starts if start > 0]
-        self._decompressor: _Decompressor | None = None
+        self._decompressor: Any = None
         self._ready = memoryview(b"")
         self._text_bytes = 0  # all text produced so far, handed out or not
 

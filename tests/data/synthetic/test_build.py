@@ -9,7 +9,8 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from data.dataset import MANIFEST_NAME, read_manifest
-from data.synthetic import ClickSource, SyntheticConfig, folder, generate, is_finished
+from data.jobs.folder import locked
+from data.synthetic import ClickSource, SyntheticConfig, build, generate, is_finished
 
 TINY = SyntheticConfig(days=2, rows_per_day=1_500, rows_per_block=500, rows_per_file=1_000, scale=1e-4)
 NUM_FILES = 4
@@ -40,10 +41,10 @@ def interrupt_after(monkeypatch):
             whole(file, config, blocks)
             written.append(file)
 
-        monkeypatch.setattr(folder, "write_blocks", write_blocks)
+        monkeypatch.setattr(build, "write_blocks", write_blocks)
         return written
 
-    whole = folder.write_blocks
+    whole = build.write_blocks
     return install
 
 
@@ -150,10 +151,7 @@ def test_damaged_data_set_is_noticed(tmp_path):
 
 
 def test_folder_that_another_process_writes_is_refused(tmp_path):
-    with (
-        folder.DatasetFolder(TINY, tmp_path).opened(),
-        pytest.raises(ValueError, match="in use by another live process"),
-    ):
+    with locked(tmp_path), pytest.raises(ValueError, match="in use by another live process"):
         generate(TINY, tmp_path)
 
 
