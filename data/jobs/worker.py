@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 
@@ -16,18 +17,16 @@ def main() -> None:
     pipe: Connection[object, object] = Connection(int(sys.argv[1]))
     importlib.import_module(sys.argv[2])  # while the parent is still planning
 
-    while True:
-        try:
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has ended
+        while True:
             task = pipe.recv()
-        except EOFError:
-            return
-        try:
-            task.run(pipe.send)  # type: ignore[attr-defined]  # a pool.Task
-            pipe.send(None)
-        except (ValueError, OSError) as error:
-            pipe.send(error)
-        except Exception:
-            pipe.send(RuntimeError(f"a worker process failed:\n{traceback.format_exc()}"))
+            try:
+                task.run(pipe.send)  # type: ignore[attr-defined]  # a pool.Task
+                pipe.send(None)
+            except (ValueError, OSError) as error:
+                pipe.send(error)
+            except Exception:
+                pipe.send(RuntimeError(f"a worker process failed:\n{traceback.format_exc()}"))
 
 
 def _exit_with_parent() -> None:
