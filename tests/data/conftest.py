@@ -1,7 +1,9 @@
 """Small data sets for the tests of `data/`."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,22 @@ from data.criteo import LABEL
 from data.dataset import MANIFEST_NAME, DatasetManifest, Feature, Part
 
 MakeDataset = Callable[..., DatasetManifest]
+
+
+@pytest.fixture
+def no_file_longer_than():
+    """A context in which writing more bytes to a file fails, as on a full disk."""
+
+    @contextmanager
+    def limited(num_bytes: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
 
 
 def _column(kind: str, numbers: np.ndarray, rows: int) -> pa.Array:

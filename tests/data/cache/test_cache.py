@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import random
-import resource
 import signal
 import threading
 import time
@@ -260,15 +259,10 @@ def test_a_cache_that_cannot_be_made_costs_one_warning(open_cache, tmp_path, cap
     assert "cannot be made" in caplog.text
 
 
-def test_a_full_disk_costs_one_warning(open_cache, tmp_path, caplog):
+def test_a_full_disk_costs_one_warning(open_cache, tmp_path, caplog, no_file_longer_than):
     cache, inner = open_cache(in_memory=0)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    try:
-        with caplog.at_level(logging.WARNING):
-            tables = read_settled(cache, inner)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with no_file_longer_than(4096), caplog.at_level(logging.WARNING):
+        tables = read_settled(cache, inner)
     assert [table.num_rows for table in tables] == [400, 300, 500, 200, 200]
     assert inner.reads == READS
     assert entries(tmp_path / "disk") == []

@@ -1,8 +1,7 @@
 """A file is there whole or not at all."""
 
 import hashlib
-import resource
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 import polars as pl
@@ -34,17 +33,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert path.read_bytes() == b"old"
 
 
-@contextmanager
-def no_file_longer_than(num_bytes):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_write_that_fails_leaves_nothing(tmp_path):
+def test_a_write_that_fails_leaves_nothing(tmp_path, no_file_longer_than):
     with (
         no_file_longer_than(1000),
         pytest.raises(OSError, match="too large"),
@@ -55,7 +44,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9999, 1.0])
-def test_a_write_that_fails_below_a_library_is_no_error_of_that_library(share, tmp_path):
+def test_a_write_that_fails_below_a_library_is_no_error_of_that_library(share, tmp_path, no_file_longer_than):
     """Polars says `ComputeError: File out of specification` if it is the last bytes that find no room."""
     samples = pl.DataFrame({"value": np.random.default_rng(0).standard_normal(100_000)})
     with durable_file(tmp_path / "whole") as sink:
@@ -69,7 +58,7 @@ def test_a_write_that_fails_below_a_library_is_no_error_of_that_library(share, t
     assert [each.name for each in tmp_path.iterdir()] == ["whole"]
 
 
-def test_what_interrupts_a_write_that_failed_keeps_its_name(tmp_path):
+def test_what_interrupts_a_write_that_failed_keeps_its_name(tmp_path, no_file_longer_than):
     def interrupted():
         with durable_file(tmp_path / "file") as sink:
             with suppress(OSError):

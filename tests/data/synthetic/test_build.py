@@ -1,6 +1,5 @@
 import hashlib
 import json
-import resource
 from dataclasses import replace
 
 import numpy as np
@@ -155,16 +154,14 @@ def test_folder_that_another_process_writes_is_refused(tmp_path):
         generate(TINY, tmp_path)
 
 
-def test_full_disk_is_explained_and_the_rest_is_made_later(tmp_path, made):
+def test_full_disk_is_explained_and_the_rest_is_made_later(tmp_path, made, no_file_longer_than):
     """A limit on the size of files stands in for a full disk: large files fail, small ones fit."""
     large = max(file.stat().st_size for file in made.rglob("*.parquet"))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (large - 1_000, limits[1]))
-    try:
-        with pytest.raises(OSError, match=r"no room to write .* start the same command again"):
-            generate(TINY, tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with (
+        no_file_longer_than(large - 1_000),
+        pytest.raises(OSError, match=r"no room to write .* same"),
+    ):
+        generate(TINY, tmp_path)
     assert not is_finished(TINY, tmp_path)
     generate(TINY, tmp_path)
     assert contents(tmp_path) == contents(made)
