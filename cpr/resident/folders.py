@@ -71,8 +71,7 @@ def make_private(path: Path) -> None:
     """
     with suppress(FileExistsError):
         path.mkdir(PRIVATE_FOLDER)
-    if reason := why_not_private(path, is_folder=True):
-        raise NotPrivateError(f"{reason}; nothing of it was used")
+    _check_private(path, is_folder=True)
 
 
 def open_private(path: Path, flags: int) -> int:
@@ -86,16 +85,19 @@ def open_private(path: Path, flags: int) -> int:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_FILE)
     except OSError:
         with suppress(FileNotFoundError):
-            if reason := why_not_private(path, is_folder=False):
-                raise NotPrivateError(f"{reason}; nothing of it was used") from None
+            _check_private(path, is_folder=False)
         raise
     try:
-        if reason := why_not_private(path, is_folder=False):
-            raise NotPrivateError(f"{reason}; nothing of it was used")
+        _check_private(path, is_folder=False)
     except BaseException:
         os.close(file)
         raise
     return file
+
+
+def _check_private(path: Path, is_folder: bool) -> None:
+    if reason := why_not_private(path, is_folder):
+        raise NotPrivateError(f"{reason}; nothing of it was used") from None
 
 
 @contextmanager

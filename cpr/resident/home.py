@@ -132,25 +132,21 @@ class Home:
         return True
 
     def _make(self) -> None:
+        root = self.folder.parent.parent
         try:
-            while not self._made():
-                pass
+            while True:
+                try:
+                    make_private(self.folder.parent)
+                    make_private(self.folder)
+                    return
+                except FileNotFoundError:  # the end of another run removed the user's folder meanwhile
+                    if not root.is_dir():
+                        raise
         except OSError as error:
             raise ResidentMemoryError(
                 f"{self.folder} cannot be used: {error}. What to do: set CPR_RESIDENT_ROOT to a memory file "
                 "system that you may write to"
             ) from error
-
-    def _made(self) -> bool:
-        """Make the folder; False if the end of another run removed the user's folder meanwhile."""
-        try:
-            make_private(self.folder.parent)
-            make_private(self.folder)
-        except FileNotFoundError:
-            if self.folder.parent.parent.is_dir():
-                return False
-            raise
-        return True
 
 
 def _examine(folder: Path) -> tuple[str, Segment | None]:

@@ -4,6 +4,7 @@ import os
 import signal
 import stat
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -110,57 +111,34 @@ def test_a_death_before_sealing_leaves_nothing_to_find_and_no_memory(home):
     assert segment_folders(home.folder) == []
 
 
-def damage_marks(segment):
-    (segment.folder / "marks").write_bytes(b"x" * 4096)
+WEIGHTS = "model.t-weights.memory"
 
 
-def damage_layout(segment):
-    path = segment.folder / LAYOUT_FILE
-    path.write_bytes(path.read_bytes().replace(b'"row_offset": 40', b'"row_offset": 41'))
+def shift_a_shard(layout):
+    layout.write_bytes(layout.read_bytes().replace(b'"row_offset": 40', b'"row_offset": 41'))
 
 
-def cut_layout(segment):
-    path = segment.folder / LAYOUT_FILE
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def weights_of(segment):
-    return segment.folder / "model.t-weights.memory"
-
-
-def cut_region(segment):
-    os.truncate(weights_of(segment), 100)
-
-
-def lose_region(segment):
-    weights_of(segment).unlink()
-
-
-def link_region(segment):
-    other = weights_of(segment).rename(segment.folder.parent.parent / "elsewhere")
-    weights_of(segment).symlink_to(other)
-
-
-def open_region(segment):
-    weights_of(segment).chmod(0o644)
+def replace_by_a_link(path):
+    other = path.rename(path.parents[2] / "elsewhere")
+    path.symlink_to(other)
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"),
+    ("file", "damage", "reason"),
     [
-        (damage_marks, "marks begins with"),
-        (damage_layout, "differs from its checksum"),
-        (cut_layout, "layout.json is damaged"),
-        (cut_region, "has 100 bytes instead of 1280"),
-        (lose_region, "No such file"),
-        (link_region, "is a symbolic link"),
-        (open_region, "is open to other users"),
+        ("marks", lambda path: path.write_bytes(b"x" * 4096), "marks begins with"),
+        (LAYOUT_FILE, shift_a_shard, "differs from its checksum"),
+        (LAYOUT_FILE, lambda path: os.truncate(path, 100), "layout.json is damaged"),
+        (WEIGHTS, lambda path: os.truncate(path, 100), "has 100 bytes instead of 1280"),
+        (WEIGHTS, Path.unlink, "No such file"),
+        (WEIGHTS, replace_by_a_link, "is a symbolic link"),
+        (WEIGHTS, lambda path: path.chmod(0o644), "is open to other users"),
     ],
 )
-def test_damaged_memory_is_refused_with_the_reason_and_freed(home, damage, reason):
+def test_damaged_memory_is_refused_with_the_reason_and_freed(home, file, damage, reason):
     segment, _ = sealed(home)
     segment.release()
-    damage(segment)
+    damage(segment.folder / file)
     found, (refused,) = home.find()
     assert found == []
     assert reason in refused

@@ -88,24 +88,6 @@ def test_memory_that_others_have_left_behind_is_not_adopted(new_worker, memory_o
     assert again.recovery.pls == 0.0
 
 
-def test_memory_of_a_run_that_was_replaced_is_never_used_to_write(new_worker, memory_of, monkeypatch):
-    """The successor has saved nothing yet: its ownership alone makes older memory stale."""
-    keep, bring_back = memory_of
-    monkeypatch.setenv("CPR_LAUNCH", "first")
-    first = new_worker(restarted=False).restore().train(5).wait_for_save()
-    saved = first.values()
-    first.train(2).die()
-    keep()
-    monkeypatch.setenv("CPR_LAUNCH", "second")
-    new_worker(restarted=False).restore().train(1).die()
-    monkeypatch.setenv("CPR_LAUNCH", "first")
-    bring_back()
-    again = new_worker().restore()
-    assert (again.story.kind, again.story.step) == ("full", 5)
-    assert "has owned the directory since then" in again.story.reason
-    assert_same(again.values(), saved)
-
-
 def files_of(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
