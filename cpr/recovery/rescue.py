@@ -28,7 +28,7 @@ from cpr.recovery.decide.assessment import Assessment, WorkerReport, assess
 from cpr.recovery.decide.inventory import PROGRESS_STATE, Inventory, examine
 from cpr.recovery.decide.lineage import Directory, SavedState
 from cpr.recovery.worker.memory import Claimed
-from cpr.recovery.worker.replicated_state import Counters
+from cpr.recovery.worker.publisher import Counters
 from cpr.resident.home import Home
 from cpr.shards.shard import TableShard
 

@@ -24,7 +24,7 @@ from cpr.recovery.restore.transfer import (
 from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Phases, Recovery
 from cpr.recovery.worker.memory import WorkerMemory
-from cpr.recovery.worker.replicated_state import live_tree, put_back, put_counters, share_tree
+from cpr.recovery.worker.publisher import live_tree, put_back, put_counters, share_tree
 from cpr.rendezvous import WorkerGroup
 from cpr.resident.segment import Segment
 from cpr.resident.status_page import NOTHING
