@@ -1,8 +1,8 @@
 """Publication of a worker's state after every step, and what its successor does with it.
 
 Replicated state is all that workers have alike, as one tree that each keeps in shared memory: dense
-parameters, registered states, data-parallel tables with their optimizer state, and the counters of all tables'
-optimizers. A live tree refers to live tensors; one that was read owns its memory.
+parameters, registered states, data-parallel tables with their optimizer state, and the counters of all
+tables' optimizers. A live tree refers to live tensors; one that was read owns its memory.
 """
 
 import logging
