@@ -40,14 +40,6 @@ def test_dropped_residuals_cause_a_warning(world_of_one, caplog):
     assert apart.state_dict() == {"apart": {"is_apart": False}}
 
 
-def test_random_draws_are_saved_without_error_feedback(world_of_one):
-    parameters = list(nn.Linear(3, 1).parameters())
-    options = {"exchange": "all_gather", "error_feedback": False}
-    drawing = AllReduceSync(parameters, 1, CommConfig(compressor="random", **options))
-    assert set(drawing.own.state_dict()["compressor"]) == {"RandomK"}
-    assert AllReduceSync(parameters, 1, CommConfig(**options)).own is None
-
-
 def test_replicas_are_averaged_in_saved_steps_of_a_resumed_run(world_of_one):
     """A run resumes after 8 steps, and saves after steps 10 and 15."""
     layer = nn.Linear(2, 1)

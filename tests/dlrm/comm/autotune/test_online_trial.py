@@ -107,10 +107,6 @@ def test_contenders_that_clearly_lost_to_the_fastest_drop_out(won, lost, left):
     assert running(rounds(won, lost)) == left
 
 
-def test_equal_contenders_remain():
-    assert running([{4: 1.0, 7: 1.0, 1: 1.0}] * 20) == [4, 7, 1]
-
-
 def test_the_others_continue_without_a_dropped_contender():
     """The third drops out after eight rounds, in which the others won four each."""
     early = [{0: 1.0, 1: 0.9, 2: 5.0}, {0: 1.0, 1: 1.1, 2: 5.0}] * (LEAST_ROUNDS // 2)

@@ -127,22 +127,6 @@ def test_training_is_bit_for_bit_the_same(kind, optimizer):
     assert not ours.first._forward_pre_hooks
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_the_result_does_not_depend_on_the_order(reverse, monkeypatch):
-    def some_order(ready_s, needed, takes_s):
-        return sorted(range(len(needed)), reverse=reverse)
-
-    monkeypatch.setattr(scheduler, "issue_order", some_order)
-    ours, theirs = make(), make()
-    optimizer = SGD(ours.parameters(), lr=0.1)
-    with PriorityExchange(ours, optimizer, **SMALL) as exchange:
-        as_laid_out = exchange.order
-        train(exchange, ours, optimizer)
-        assert exchange.order == (as_laid_out[::-1] if reverse else as_laid_out)
-    train_plainly(theirs, SGD(theirs.parameters(), lr=0.1))
-    assert_equal(ours, theirs)
-
-
 def test_slices_that_are_needed_first_are_sent_first(monkeypatch):
     """On a link so slow that everything is ready when the first slice is through."""
     calls = []
