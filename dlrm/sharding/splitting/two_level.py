@@ -13,9 +13,8 @@ sends in a step, both ways together and in numbers:
 - split, flat sums: `2 (M-1)/M B L out`, from each of its ranks
 - split, two-level sums: `2 (M-1)/M B out`
 
-So the third costs less than the first if `M L out < T k`, the last already if `M out < T k`, and the second
-never. It would save traffic inside a node, where a rank sends `1/M` of `2 (L-1)/L B out`, on the faster
-links.
+So flat sums cost less than the exchange if `M L out < T k`, two-level sums already if `M out < T k`, and an
+exchange between nodes never.
 
 Both levels are all-to-alls of the whole group in which most ranks send each other nothing, so that no further
 process groups are needed.

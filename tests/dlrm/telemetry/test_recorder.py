@@ -1,4 +1,4 @@
-"""Metrics, report and progress of a run."""
+"""Run folder, metrics, report and progress of a run."""
 
 import io
 import json
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ from cpr.recovery.run.report import Recovery
 from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
 from dlrm.metrics import ClickMetrics, MetricValues
-from dlrm.telemetry import Recorder, Telemetry, open_telemetry, recorder
+from dlrm.telemetry import Recorder, Telemetry, make_run_folder, open_telemetry, progress, recorder
+from dlrm.telemetry.progress import TrainingProgress
 
 CPU = torch.device("cpu")
 BATCH = 100
@@ -433,3 +435,48 @@ def test_tensorboard_gets_scalars_and_hyperparameters(tmp_path):
     values = plugin_data_pb2.HParamsPluginData.FromString(start.content).session_start_info.hparams
     assert values["train.epochs"].number_value == 2
     assert values["model.top_mlp"].string_value == "(64, 1)"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.1, []), (4.0, ["4 of 8 (50 %)", "7 of 8 (88 %)"])])
+def test_without_a_terminal_long_evaluations_log_lines(clock, caplog, seconds, said):
+    shown = TrainingProgress(100, 8, io.StringIO())
+    with caplog.at_level(logging.INFO, "dlrm"):
+        for _ in range(2):
+            for _ in range(8):
+                shown.evaluate()
+                clock[0] += seconds
+            shown.end_evaluation()
+    assert caplog.messages == 2 * [f"evaluation: batch {each}" for each in said]
+
+
+def test_on_a_terminal_an_evaluation_has_a_bar_that_goes_away():
+    terminal = Terminal()
+    shown = TrainingProgress(100, 8, terminal)
+    shown.evaluate()
+    assert "evaluation:" in terminal.getvalue()
+    assert "/8 [" in terminal.getvalue()
+    shown.end_evaluation()
+    assert shown._evaluation is None
+    shown.evaluate()
+    shown.close()
+    assert shown._evaluation is None
+
+
+NOW = datetime(2026, 1, 2, 3, 4, 5)
+
+
+def test_runs_of_the_same_second_get_different_folders(tmp_path):
+    folders = [make_run_folder(tmp_path / "runs", "recipes/tiny.toml", NOW) for _ in range(3)]
+    assert [folder.name for folder in folders] == [
+        "20260102-030405-tiny",
+        "20260102-030405-tiny-2",
+        "20260102-030405-tiny-3",
+    ]
+    assert all(folder.is_dir() for folder in folders)
