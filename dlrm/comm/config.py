@@ -80,7 +80,7 @@ class CommConfig:
             "comm.compressor=threshold decides how much is sent, at most comm.ratio of it: leave "
             "comm.controller at fixed and comm.ratio below 1",
         )
-        self._check_that_all_is_read()
+        self._refuse_unread()
 
     @property
     def is_sparse(self) -> bool:
@@ -92,8 +92,7 @@ class CommConfig:
         """Encoding of values, one of `CODECS`; exchange `auto` may choose another."""
         return "fp32" if self.wire_dtype == "auto" else self.wire_dtype
 
-    def _check_that_all_is_read(self) -> None:
-        """Refuse options that the exchange would not read."""
+    def _refuse_unread(self) -> None:
         _check(
             self.codec == "fp32" or self.exchange not in PLAIN,
             f"comm.exchange={self.exchange} is fp32; for comm.wire_dtype={self.wire_dtype} set comm.exchange "

@@ -134,14 +134,12 @@ class Ewma:
     The newest weighs `num_ranks / 100` before weights are scaled to add up to one (SelSync, GraVAC): values
     that more ranks have averaged are less noisy and need less smoothing.
 
-    Args:
-        num_ranks: above 100, only the newest value counts.
-        window: number of values.
+    With more than 100 ranks, only the newest value counts.
     """
 
-    def __init__(self, num_ranks: int, window: int = SMOOTHED_STEPS) -> None:
+    def __init__(self, num_ranks: int) -> None:
         self._fading = 1.0 - min(1.0, num_ranks / 100)
-        self._values: deque[float] = deque(maxlen=window)
+        self._values: deque[float] = deque(maxlen=SMOOTHED_STEPS)
 
     @property
     def mean(self) -> float:

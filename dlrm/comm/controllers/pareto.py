@@ -29,8 +29,8 @@ from dlrm.comm.controllers.controller import (
     num_kept_of,
 )
 
-RATIOS: Final = (0.1, 0.033, 0.011, 0.004, 0.001)
-"""Shares to try: the paper's."""
+RATIOS: Final = (1.0, 0.1, 0.033, 0.011, 0.004, 0.001)
+"""Shares to try: dense, and the paper's."""
 TIME_WEIGHT: Final = 0.6
 """Weight of time, against 0.4 of inverse gain, in the authors' code."""
 EQUAL: Final = 0.01
@@ -77,21 +77,12 @@ class Pareto(Controller):
 
     Args:
         agree: adds numbers over ranks.
-        ratios: shares to try; dense is tried as well.
         sample_steps: steps for which each is tried.
         rest_steps: steps between checks whether the choice is still up to date.
     """
 
-    def __init__(
-        self,
-        *,
-        agree: SumOverRanks,
-        ratios: Sequence[float] = RATIOS,
-        sample_steps: int = 10,
-        rest_steps: int = 200,
-    ) -> None:
+    def __init__(self, *, agree: SumOverRanks, sample_steps: int = 10, rest_steps: int = 200) -> None:
         self._agree = agree
-        self._ratios = (1.0, *sorted(ratios, reverse=True))
         self._sample_steps, self._rest_steps = sample_steps, rest_steps
         self._place: int | None  # index of the share that is tried; None: the search is over
         self._points: list[Point]
@@ -148,7 +139,7 @@ class Pareto(Controller):
     @property
     def _setting(self) -> list[float]:
         """The conditions under which measured points are valid."""
-        return [self._agree.num_ranks, *self._ratios]
+        return [self._agree.num_ranks, *RATIOS]
 
     def _end_sample(self) -> None:
         point = self._measured()
@@ -157,9 +148,9 @@ class Pareto(Controller):
             return
         if point is not None:
             self._points.append(point)
-        if self._place + 1 < len(self._ratios):
+        if self._place + 1 < len(RATIOS):
             self._place += 1
-            self._ratio = self._ratios[self._place]
+            self._ratio = RATIOS[self._place]
             self._begin_sample(after=0)
         else:
             self._settle()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm.comm.controllers import controller
-from dlrm.comm.controllers.controller import Ewma, agreed_median, energy
+from dlrm.comm.controllers.controller import SMOOTHED_STEPS, Ewma, agreed_median, energy
 from tests.dlrm.comm.controllers.groups import Alone, together
 
 
@@ -19,16 +19,12 @@ def test_energy_of_a_long_vector_is_that_in_double_precision(monkeypatch):
     assert energy(vector[:0]).item() == 0
 
 
-@given(
-    values=st.lists(st.floats(0, 1e6), min_size=1, max_size=60),
-    num_ranks=st.integers(1, 120),
-    window=st.integers(1, 30),
-)
-def test_smoothed_value_is_the_weighted_mean_of_the_window(values, num_ranks, window):
-    smoothed = Ewma(num_ranks, window)
+@given(values=st.lists(st.floats(0, 1e6), min_size=1, max_size=60), num_ranks=st.integers(1, 120))
+def test_smoothed_value_is_the_weighted_mean_of_the_window(values, num_ranks):
+    smoothed = Ewma(num_ranks)
     for value in values:
         smoothed.add(value)
-    last = values[-window:]
+    last = values[-SMOOTHED_STEPS:]
     alpha = min(1.0, num_ranks / 100)
     weights = [alpha * (1 - alpha) ** (len(last) - 1 - place) for place in range(len(last))]
     expected = sum(w * v for w, v in zip(weights, last, strict=True)) / sum(weights)

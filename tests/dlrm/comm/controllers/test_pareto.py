@@ -64,7 +64,7 @@ def test_noise_does_not_decide_between_steps_that_take_equally_long():
 def test_each_share_is_tried_and_the_knee_is_kept():
     play = Play(make(), slow_link)
     sent = play.steps(EXPLORING + REST)
-    numbers = [round(NUM_VALUES * ratio) for ratio in (1.0, *RATIOS)]
+    numbers = [round(NUM_VALUES * ratio) for ratio in RATIOS]
     assert sent[:EXPLORING] == [number for number in numbers for _ in range(SAMPLE)]
     measured = [
         Point(
