@@ -74,9 +74,9 @@ def memory_of(tmp_path):
 def test_memory_that_others_have_left_behind_is_not_adopted(new_worker, memory_of, caplog):
     """Memory of step 12 returns when the run has saved step 20: no row of before is trained on again."""
     keep, bring_back = memory_of
-    new_worker(restarted=False).restore().train(12).die()
+    new_worker(restarted=False).restore().train(12).wait_for_save().die()
     keep()
-    later = new_worker().restore().train(8).wait_for_save()
+    later = new_worker().restore().train(3).wait_for_save().train(5).wait_for_save()
     saved = later.values()
     later.train(3).die()
     bring_back()
