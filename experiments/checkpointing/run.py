@@ -29,15 +29,19 @@ rounds of the ratio within a round, with `..._low` and `..._high`, the extremes:
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Final
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from experiments.checkpointing.job import Job
-from experiments.checkpointing.picture import draw
 from experiments.harness.command import experiment_parser
+from experiments.harness.plotting import median_bars
 from experiments.harness.record import QUICK, Record, Row
 from experiments.harness.statistics import median_figures
 from experiments.harness.workers import OneMachine, Workers
@@ -51,6 +55,48 @@ KEEP_MEMORY: Final = {
 Stronger than `dlrm.launch.malloc`, because DCP copies into blocks beyond the limits of that."""
 SCRATCH: Final = Path("runs") / "checkpointing"
 """Folder of the checkpoints, up to 20 GB; deleted at the end."""
+RATIOS: Final = {
+    "blocked_ratio_rolling": ("blocked_s", "ours rolling", "dcp save"),
+    "blocked_ratio_consistent": ("blocked_s", "ours consistent", "dcp save"),
+    "blocked_ratio_rolling_to_dcp_async": ("blocked_s", "ours rolling", "dcp async"),
+    "blocked_ratio_consistent_to_dcp_async": ("blocked_s", "ours consistent", "dcp async"),
+    "lost_ratio_to_dcp_async": ("lost_s", "ours rolling", "dcp async"),
+    "lost_ratio_to_dcp_async_consistent": ("lost_s", "ours consistent", "dcp async"),
+    "lost_ratio_to_dcp_async_with_clearing": ("lost_s with clearing", "ours rolling", "dcp async"),
+    "save_ratio_to_dcp": ("bytes/s", "ours waiting", "dcp save"),
+    "save_ratio_to_raw": ("bytes/s", "ours waiting", "raw"),
+    "row_save_blocked_share": ("blocked_s", "ours rows", "ours rolling"),
+    "row_save_bytes_share": ("bytes", "ours rows", "ours rolling"),
+}
+"""By figure: of which quantity, CPR's saver, and the other one that it is divided by."""
+NOTES: Final = {
+    "blocked_ratio_consistent": (
+        "The consistent save has memory for all rows of a worker, so that training waits for the copy alone; "
+        "peak_extra_bytes_consistent is that memory. The rolling save has a limit of 512 MiB."
+    ),
+    "lost_ratio_to_dcp_async": (
+        "async_save gets plain local tensors: TorchRec's ShardedTensor fails in it on the CPU with "
+        "torch 2.13."
+    ),
+    "load_ratio_to_dcp_warm": (
+        "cpr.checkpoint bypasses the page cache when writing, where the file system allows it, so that only "
+        "reading brings its files into the cache. DCP's files may be in the cache from writing."
+    ),
+}
+COSTS: Final = {
+    "torch.save": "torch.save per rank",
+    "dcp save": "PyTorch DCP save",
+    "dcp async": "PyTorch DCP async_save",
+    "ours consistent": "CPR, consistent\n(copies all rows at once)",
+    "ours rolling": "CPR, rolling\n(copies over many steps)",
+    "ours rows": "CPR, 1/8 of the rows",
+}
+RATES: Final = {
+    "torch.save": "save: torch.save per rank",
+    "dcp save": "save: PyTorch DCP",
+    "ours waiting": "save: CPR",
+    "raw": "plain write and fsync",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,82 +122,88 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return record.publish(figures_of(record.rows), draw, NOTES)
 
 
-def ratios(rows: Sequence[Row], ours: Callable[[Row], float], theirs: Callable[[Row], float]) -> list[float]:
-    """CPR's value over the other's within each round."""
-    return [ours(row) / theirs(row) for row in rows if "round" in row]
-
-
 def figures_of(rows: Sequence[Row]) -> dict[str, float | None]:
     """All figures."""
-
-    def saver(name: str, value: str) -> Callable[[Row], float]:
-        return lambda row: float(row["savers"][name][value])
-
-    def rate(name: str) -> Callable[[Row], float]:
-        return lambda row: row["savers"][name]["bytes"] / row["savers"][name]["committed_s"]
-
-    def load_rate(name: str) -> Callable[[Row], float]:
-        return lambda row: 1 / float(row["loads"][name])
-
-    def pace(row: Row) -> float:
-        saved = row["savers"]["ours rolling"]
-        return float(saved["steps"] / saved["wall_s"])
-
-    def lost_for_good(name: str) -> Callable[[Row], float]:
-        return lambda row: float(row["savers"][name]["lost_s"] + row["savers"][name]["lost_after_s"])
-
-    pairs = {
-        "blocked_ratio_rolling": (saver("ours rolling", "blocked_s"), saver("dcp save", "blocked_s")),
-        "blocked_ratio_consistent": (saver("ours consistent", "blocked_s"), saver("dcp save", "blocked_s")),
-        "blocked_ratio_rolling_to_dcp_async": (
-            saver("ours rolling", "blocked_s"),
-            saver("dcp async", "blocked_s"),
-        ),
-        "blocked_ratio_consistent_to_dcp_async": (
-            saver("ours consistent", "blocked_s"),
-            saver("dcp async", "blocked_s"),
-        ),
-        "lost_ratio_to_dcp_async": (saver("ours rolling", "lost_s"), saver("dcp async", "lost_s")),
-        "lost_ratio_to_dcp_async_consistent": (
-            saver("ours consistent", "lost_s"),
-            saver("dcp async", "lost_s"),
-        ),
-        "lost_ratio_to_dcp_async_with_clearing": (lost_for_good("ours rolling"), lost_for_good("dcp async")),
-        "save_ratio_to_dcp": (rate("ours waiting"), rate("dcp save")),
-        "save_ratio_to_raw": (rate("ours waiting"), rate("raw")),
-        "load_ratio_to_dcp": (load_rate("ours cold"), load_rate("dcp cold")),
-        "load_ratio_to_dcp_warm": (load_rate("ours warm"), load_rate("dcp warm")),
-        "row_save_blocked_share": (saver("ours rows", "blocked_s"), saver("ours rolling", "blocked_s")),
-        "row_save_bytes_share": (saver("ours rows", "bytes"), saver("ours rolling", "bytes")),
-        "throughput_while_saving": (
-            pace,
-            lambda row: 1 / float(row["savers"]["ours rolling"]["undisturbed_step_s"]),
-        ),
-    }
+    rounds = [row for row in rows if "round" in row]
+    savers = [row["savers"] for row in rounds]
+    rolling = [each["ours rolling"] for each in savers]
     figures: dict[str, float | None] = {}
-    for name, (ours, theirs) in pairs.items():
-        figures |= median_figures(name, ratios(rows, ours, theirs))
-    (alone,) = (row for row in rows if row["key"] == "memory")
-    for name, which in (
+    for name, (quantity, ours, theirs) in RATIOS.items():
+        pairs = [(_quantity(each[ours], quantity), _quantity(each[theirs], quantity)) for each in savers]
+        figures |= median_figures(name, [mine / other for mine, other in pairs])
+    for ending, state in (("", "cold"), ("_warm", "warm")):
+        loads = [row["loads"][f"dcp {state}"] / row["loads"][f"ours {state}"] for row in rounds]
+        figures |= median_figures(f"load_ratio_to_dcp{ending}", loads)
+    pace = [each["steps"] / each["wall_s"] * each["undisturbed_step_s"] for each in rolling]
+    figures |= median_figures("throughput_while_saving", pace)
+    (alone,) = (row["savers"] for row in rows if row["key"] == "memory")
+    for ending, saver in (
         ("", "ours rolling"),
         ("_consistent", "ours consistent"),
         ("_dcp_async", "dcp async"),
     ):
-        figures[f"peak_extra_bytes{name}"] = alone["savers"][which]["extra_bytes"]
+        figures[f"peak_extra_bytes{ending}"] = alone[saver]["extra_bytes"]
     return figures
 
 
-NOTES: Final = {
-    "blocked_ratio_consistent": (
-        "The consistent save has memory for all rows of a worker, so that training waits for the copy alone; "
-        "peak_extra_bytes_consistent is that memory. The rolling save has a limit of 512 MiB."
-    ),
-    "lost_ratio_to_dcp_async": (
-        "async_save gets plain local tensors: TorchRec's ShardedTensor fails in it on the CPU with "
-        "torch 2.13."
-    ),
-    "load_ratio_to_dcp_warm": (
-        "cpr.checkpoint bypasses the page cache when writing, where the file system allows it, so that only "
-        "reading brings its files into the cache. DCP's files may be in the cache from writing."
-    ),
-}
+def _quantity(saved: Row, name: str) -> float:
+    """What was measured of a save, or follows from it."""
+    match name:
+        case "bytes/s":
+            return float(saved["bytes"] / saved["committed_s"])
+        case "lost_s with clearing":
+            return float(saved["lost_s"] + saved["lost_after_s"])
+    return float(saved[name])
+
+
+def draw(result: Row, folder: Path) -> None:
+    """Draw both panels."""
+    rounds = [row for row in result["rows"] if "round" in row]
+    figure = Figure(figsize=(10, 6.8), layout="constrained")
+    upper, lower = figure.subplots(2, 1, height_ratios=[3, 2])
+    _draw_costs(upper, rounds)
+    _draw_rates(lower, rounds)
+    figure.savefig(folder / "checkpointing.png", dpi=150)
+
+
+def _values(rounds: Sequence[Row], name: str, value: str) -> list[float]:
+    return [row["savers"][name][value] for row in rounds]
+
+
+def _draw_costs(axes: Axes, rounds: Sequence[Row]) -> None:
+    """Draw the time to the commit as an outline, and in it the time lost and the time waited."""
+    for place, name in enumerate(COSTS):
+        colour = "tab:blue" if name.startswith("ours") else "tab:gray"
+        waited, lost, whole = (
+            median(_values(rounds, name, value)) for value in ("blocked_s", "lost_s", "committed_s")
+        )
+        axes.barh(place, whole, fill=False, edgecolor=colour, linewidth=0.8)
+        axes.barh(place, lost, color=colour, alpha=0.4)
+        axes.barh(place, waited, color=colour)
+        values = _values(rounds, name, "lost_s")
+        axes.plot(values, [place] * len(values), "k.", markersize=4)
+        text = f"waits {waited:.2f} s, loses {lost:.2f} s"
+        at = (max(whole, *values), place)
+        axes.annotate(text, at, (5, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.set_yticks(range(len(COSTS)), list(COSTS.values()))
+    axes.invert_yaxis()
+    axes.set_xlabel(
+        "seconds (full: training waits; pale: training time lost, waits and slower steps together;\n"
+        "outline: until the save is committed; dots: training time lost in each round)"
+    )
+    axes.set_title("Cost of one save for training: 2 workers, 2.6 GB, medians over rounds", fontsize=10)
+    axes.set_xlim(left=0, right=1.35 * axes.get_xlim()[1])
+
+
+def _draw_rates(axes: Axes, rounds: Sequence[Row]) -> None:
+    measured = {
+        label: [row["savers"][name]["bytes"] / row["savers"][name]["committed_s"] / 1e9 for row in rounds]
+        for name, label in RATES.items()
+    }
+    for name, label in (("dcp", "load: PyTorch DCP"), ("ours", "load: CPR")):
+        measured[label] = [
+            row["savers"]["dcp save"]["bytes"] / row["loads"][f"{name} cold"] / 1e9 for row in rounds
+        ]
+    median_bars(axes, measured, highlighted=["save: CPR", "load: CPR"], digits=2)
+    axes.set_xlabel("GB/s of both workers together, without training meanwhile (bar: median; dots: rounds)")
+    axes.set_title("Speed of full saves, and of loads from files outside the page cache", fontsize=10)
