@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -41,44 +42,47 @@ def free_port() -> int:
         return port
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A launcher that was started, and the output of it and its workers."""
+
+    process: "subprocess.Popen[bytes]"
+    output: IO[str]
+
+    def check_ended_well(self) -> None:
+        """Wait until the launcher ends.
+
+        Raises:
+            RuntimeError: it failed; the message holds the end of its output.
+        """
+        if self.process.wait():
+            raise self.failure(f"ended with status {self.process.returncode}")
+
+    def failure(self, what: str) -> RuntimeError:
+        """An error that says what happened to the run, with the end of its output."""
+        self.output.seek(0)
+        return RuntimeError(f"a run {what}:\n{self.output.read()[-4000:]}")
+
+
 @contextmanager
 def running(
-    command: Sequence[str],
-    *,
-    threads: int,
-    output: IO[str],
-    environment: Mapping[str, str] | None = None,
-) -> Iterator["subprocess.Popen[bytes]"]:
+    command: Sequence[str], *, threads: int, environment: Mapping[str, str] | None = None
+) -> Iterator[Launch]:
     """Run a launcher with its workers, and end all of them when the block ends, even by an exception.
 
     Args:
         command: from `torchrun_command`.
         threads: threads of each worker.
-        output: takes the output of all processes.
         environment: variables for them in addition to those of this process.
     """
-    launcher = subprocess.Popen(
-        command,
-        env={**worker_environment(threads), **(environment or {})},
-        stdout=output,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        yield launcher
-    finally:
-        launcher.terminate()  # not kill, so that it ends its workers too
-        launcher.wait()
-
-
-def check_ended_well(launcher: "subprocess.Popen[bytes]", output: IO[str]) -> None:
-    """Wait until a launcher ends.
-
-    Raises:
-        RuntimeError: the launcher failed; the message holds the end of its output.
-    """
-    if launcher.wait():
-        output.seek(0)
-        raise RuntimeError(f"a run ended with status {launcher.returncode}:\n{output.read()[-4000:]}")
+    with tempfile.TemporaryFile("w+") as output:
+        environment = {**worker_environment(threads), **(environment or {})}
+        launcher = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            yield Launch(launcher, output)
+        finally:
+            launcher.terminate()  # not kill, so that it ends its workers too
+            launcher.wait()
 
 
 def torchrun(
@@ -88,7 +92,6 @@ def torchrun(
     processes: int,
     threads: int,
     environment: Mapping[str, str] | None = None,
-    restarts: int = 0,
 ) -> None:
     """Run a module under torchrun to its end.
 
@@ -98,17 +101,13 @@ def torchrun(
         processes: workers on this machine.
         threads: threads of each worker.
         environment: variables for the workers in addition to those of this process.
-        restarts: how often torchrun restarts all workers after one has failed.
 
     Raises:
         RuntimeError: the launcher failed; the message holds the end of its output.
     """
-    command = torchrun_command(module, arguments, processes, restarts)
-    with (
-        tempfile.TemporaryFile("w+") as output,
-        running(command, threads=threads, output=output, environment=environment) as launcher,
-    ):
-        check_ended_well(launcher, output)
+    command = torchrun_command(module, arguments, processes)
+    with running(command, threads=threads, environment=environment) as launch:
+        launch.check_ended_well()
 
 
 def measure_under_torchrun(
@@ -124,9 +123,9 @@ def measure_under_torchrun(
     Args:
         module: worker, by name; writes its measurement as JSON to the job's `out`.
         job: ready for JSON; `out` and `scratch`, an empty folder for the time of the run, are added.
-        processes: workers on this machine.
-        threads: threads of each worker.
-        environment: variables for the workers in addition to those of this process.
+        processes: see `torchrun`.
+        threads: see `torchrun`.
+        environment: see `torchrun`.
 
     Raises:
         RuntimeError: the launcher failed; the message holds the end of its output.

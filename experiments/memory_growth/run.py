@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from scipy.stats import linregress
 
 from experiments.harness.command import experiment_parser
-from experiments.harness.launch import check_ended_well, running, torchrun_command
+from experiments.harness.launch import running, torchrun_command
 from experiments.harness.record import Record, Row
 from experiments.harness.samples import default_dataset
 from experiments.harness.statistics import t_quantile
@@ -73,16 +73,13 @@ def _train_watched(settings: dict[str, Any]) -> Row:
         overrides = [f"{name}={json.dumps(value)}" for name, value in pairs]
         arguments = [scratch, "--recipe", "tiny", "--set", *overrides]
         command = torchrun_command("experiments.memory_growth.worker", arguments, PROCESSES)
-        with (
-            tempfile.TemporaryFile("w+") as output,
-            running(command, threads=1, output=output) as launcher,
-        ):
-            while launcher.poll() is None:
+        with running(command, threads=1) as launch:
+            while launch.process.poll() is None:
                 time.sleep(SHOWN_EVERY_S)
                 for sample in _written(Path(scratch))[-1:]:
                     shown = (f"{name} {max(sample[kind]) / 1e6:.1f} MB" for kind, name in KINDS.items())
                     print(f"step {sample['step']}: {', '.join(shown)}", flush=True)
-            check_ended_well(launcher, output)
+            launch.check_ended_well()
         return {"samples": _written(Path(scratch))}
 
 

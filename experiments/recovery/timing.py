@@ -4,17 +4,15 @@ import json
 import os
 import random
 import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from experiments.checkpointing.job import Job
-from experiments.harness.launch import check_ended_well, running, torchrun_command
+from experiments.harness.launch import Launch, running, torchrun_command
 from experiments.harness.record import Row
 from experiments.recovery.timeline import have_all, phases, read_marks
 
@@ -44,8 +42,8 @@ class Timing:
     def round(self, number: int, world_size: int) -> Row:
         """Seconds of each phase of one restart of each contender; they take turns in coming first."""
         if not self._saved("rival", world_size).exists():
-            with self._run("rival", world_size, save=True) as (launcher, output):
-                check_ended_well(launcher, output)
+            with self._run("rival", world_size, save=True) as launch:
+                launch.check_ended_well()
         names = list(CONTENDERS)[:: -1 if number % 2 else 1]
         took = {name: self._restart(name, number, world_size) for name in names}
         return {"round": number, "world_size": world_size, "phases": took}
@@ -53,18 +51,16 @@ class Timing:
     def _restart(self, name: str, number: int, world_size: int) -> dict[str, float]:
         rng = random.Random(f"{self._seed} {number} {world_size}")  # the same for both contenders
         victim, trains_s = rng.randrange(world_size), rng.uniform(*TRAINING_S)
-        with self._run(name, world_size) as (launcher, output):
-            self._wait_for_steps(launcher, output, 0, world_size)
+        with self._run(name, world_size) as launch:
+            self._wait_for_steps(launch, 0, world_size)
             time.sleep(trains_s)
             pids = {mark["rank"]: mark["pid"] for mark in read_marks(self._timeline)}
             killed_at = time.time()
             os.kill(pids[victim], signal.SIGKILL)
-            self._wait_for_steps(launcher, output, 1, world_size)
+            self._wait_for_steps(launch, 1, world_size)
         return phases(read_marks(self._timeline), 1, killed_at)
 
-    def _wait_for_steps(
-        self, launcher: "subprocess.Popen[bytes]", output: IO[str], generation: int, world_size: int
-    ) -> None:
+    def _wait_for_steps(self, launch: Launch, generation: int, world_size: int) -> None:
         """Wait until every rank of a generation has done a step.
 
         Raises:
@@ -73,16 +69,14 @@ class Timing:
         """
         deadline = time.monotonic() + PATIENCE_S
         while not have_all(read_marks(self._timeline), "stepped", generation, world_size):
-            if launcher.poll() is not None or time.monotonic() > deadline:
-                output.seek(0)
-                what = "took too long" if launcher.poll() is None else f"ended with {launcher.returncode}"
-                raise RuntimeError(f"a run {what}:\n{output.read()[-4000:]}")
+            if (status := launch.process.poll()) is not None:
+                raise launch.failure(f"ended with status {status}")
+            if time.monotonic() > deadline:
+                raise launch.failure("took too long")
             time.sleep(POLL_S)
 
     @contextmanager
-    def _run(
-        self, name: str, world_size: int, save: bool = False
-    ) -> Iterator[tuple["subprocess.Popen[bytes]", IO[str]]]:
+    def _run(self, name: str, world_size: int, save: bool = False) -> Iterator[Launch]:
         """A run of a contender with a timeline of its own, ended at the end of the block."""
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._timeline.unlink(missing_ok=True)
@@ -95,11 +89,8 @@ class Timing:
         command = torchrun_command(CONTENDERS[name], [json.dumps(request)], world_size, restarts=3)
         if name == "rival":
             command = ["env", FRESH_STORE, *command]
-        with (
-            tempfile.TemporaryFile("w+") as output,
-            running(command, threads=1, output=output) as launcher,
-        ):
-            yield launcher, output
+        with running(command, threads=1) as launch:
+            yield launch
 
     def _saved(self, name: str, world_size: int) -> Path:
         return self._scratch / f"{name}-{world_size}"
