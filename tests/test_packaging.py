@@ -94,7 +94,7 @@ def test_what_torchrec_needs_is_what_it_declares():
     ("packages", "extras"), [(("data", "dlrm", "cpr"), ("cpu",)), (("experiments", "tests"), ("cpu", "dev"))]
 )
 def test_everything_imported_is_declared(packages, extras):
-    modules = {"scikit-learn": "sklearn", "pillow": "PIL"}
+    modules = {"scikit-learn": "sklearn", "pillow": "PIL", "markdown-it-py": "markdown_it"}
     declared = names(
         [
             *PROJECT["dependencies"],

@@ -1,6 +1,5 @@
 """A background thread that watches a save, for `experiments.checkpointing`, and memory functions."""
 
-import ctypes
 import gc
 from threading import Event, Thread
 from time import perf_counter
@@ -50,6 +49,4 @@ def resident_bytes() -> int:
 def give_memory_back() -> None:
     """Return freed memory to the system, so that a later need for it shows in the resident set size."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    psutil.heap_trim()
