@@ -1,8 +1,9 @@
 """Counts the bytes that this rank sends, by wrapping PyTorch's collectives, to verify the planner's formulas.
 
 An all-reduce counts as the ring that backends use for large tensors, `2 (N-1)/N` of its input; all others as
-what goes to other ranks. Nobody calls a reduce-scatter here. Only calls from Python are seen: TorchRec's and
-this project's, but not the gradients of replicated tables that DistributedDataParallel sums inside C++.
+what goes to other ranks. A reduce-scatter is not counted: none is called. Only calls from Python are seen:
+TorchRec's and this project's, but not the gradients of replicated tables that DistributedDataParallel sums
+inside C++.
 """
 
 from collections import defaultdict
