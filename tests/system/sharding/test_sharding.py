@@ -5,21 +5,11 @@ import json
 import pytest
 
 from cpr.faults import AtStep, KillWorker, Plan
-from data.synthetic import SyntheticConfig, generate
 from tests.system.training.test_resume import only_folder, report_of, settings
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 STEPS = 40
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "dataset"
-    generate(
-        SyntheticConfig(scale=1e-4, days=2, rows_per_day=2000, rows_per_block=500, rows_per_file=1000), folder
-    )
-    return folder
 
 
 @pytest.fixture

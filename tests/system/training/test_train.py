@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import time
@@ -13,40 +14,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.synthetic import SyntheticConfig, generate
 from tests.programs import at_work
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 REPO = Path(__file__).parents[3]
-DAYS = 3
 ROWS_PER_DAY = 2000
 ENDS_WITHIN_S = 20
 """Far more than the few seconds it takes, for slow machines; torchrun would kill after 30."""
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("train") / "dataset"
-    generate(
-        SyntheticConfig(
-            scale=1e-4, days=DAYS, rows_per_day=ROWS_PER_DAY, rows_per_block=500, rows_per_file=1000
-        ),
-        folder,
-    )
-    return folder
-
-
 @pytest.fixture
 def own_dataset(dataset, tmp_path):
     """A copy that a test may spoil."""
-    copy = tmp_path / "dataset"
-    for path in dataset.rglob("*"):
-        if path.is_file():
-            target = copy / path.relative_to(dataset)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes())
-    return copy
+    return shutil.copytree(dataset, tmp_path / "dataset")
 
 
 @pytest.fixture
