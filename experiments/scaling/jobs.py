@@ -4,7 +4,7 @@ The emulated job has any number of nodes; another one breaks each assumption of 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -27,24 +27,13 @@ JOB: Final = replace(PRODUCTION, O_load=PRODUCTION.O_load / 2, O_res=PRODUCTION.
 """The emulated job; only the sum of loading and rescheduling is known, of which each is half here."""
 LAWS: Final = {"independent": 1.0, "milder": 0.5}
 """By name: `T_fail` falls with this power of the number of nodes. Nodes that fail independently make it 1."""
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """How a job saves and recovers."""
-
-    recovery: Recovery
-    is_background: bool
-
-    @property
-    def name(self) -> str:
-        """The name in rows and figures."""
-        return f"{self.recovery}_background" if self.is_background else self.recovery
-
-
-SCHEMES: Final = tuple(
-    Scheme(recovery, background) for background in (False, True) for recovery in ("full", "partial")
-)
+SCHEMES: Final[Mapping[str, tuple[Recovery, bool]]] = {
+    "full": ("full", False),
+    "partial": ("partial", False),
+    "full_background": ("full", True),
+    "partial_background": ("partial", True),
+}
+"""How a job recovers, and whether it saves in the background, by the name in rows and figures."""
 
 
 def waiting_share(folder: Path = RESULTS) -> float:
@@ -73,21 +62,20 @@ def job_at(num_nodes: int, law: str, blocked_share: float = 1.0) -> Job:
     return replace(JOB, N_emb=num_nodes, T_fail=mean_s, blocked_save=blocked_s)
 
 
-def measure(
-    scheme: Scheme, num_nodes: int, law: str, blocked_share: float, num_trials: int, seed: int
-) -> Row:
+def measure(scheme: str, num_nodes: int, law: str, blocked_share: float, num_trials: int, seed: int) -> Row:
     """Overhead and PLS, by formula and simulated."""
-    job = job_at(num_nodes, law, blocked_share if scheme.is_background else 1.0)
-    if scheme.recovery == "full":
+    recovery, is_background = SCHEMES[scheme]
+    job = job_at(num_nodes, law, blocked_share if is_background else 1.0)
+    if recovery == "full":
         interval_s = interval_full(job)
         expected, pls = overhead_full(job, interval_s), 0.0
     else:
         interval_s = interval_partial(job, TARGET_PLS)
         expected, pls = overhead_partial(job, interval_s), expected_pls(job, interval_s)
     config = SimulationConfig(
-        job=job, recovery=scheme.recovery, interval_s=interval_s, num_trials=num_trials, seed=seed
+        job=job, recovery=recovery, interval_s=interval_s, num_trials=num_trials, seed=seed
     )
-    about = {"part": "nodes", "scheme": scheme.name, "nodes": num_nodes, "law": law}
+    about = {"part": "nodes", "scheme": scheme, "nodes": num_nodes, "law": law}
     return {**about, **compared(expected, pls, simulate(config))}
 
 

@@ -95,7 +95,7 @@ def measurements(nodes: Sequence[int], blocked_share: float, trials: int) -> dic
     for law in LAWS:
         for num_nodes in nodes:
             for scheme in SCHEMES:
-                key = f"{law}, {num_nodes} nodes, {scheme.name}"
+                key = f"{law}, {num_nodes} nodes, {scheme}"
                 found[key] = partial(measure, scheme, num_nodes, law, blocked_share, trials, SEED)
     for ratio in INTERVALS:
         found[f"interval of {ratio:g}"] = partial(measure_interval, ratio, trials, SEED)
@@ -116,10 +116,10 @@ def figures_of(rows: Sequence[Row], blocked_share: float) -> tuple[Figures, dict
     for law in LAWS:
         ending = "" if law == "independent" else f"_{law}"
         by_scheme = {
-            scheme.name: {
+            scheme: {
                 row["nodes"]: row
                 for row in rows
-                if row["part"] == "nodes" and row["law"] == law and row["scheme"] == scheme.name
+                if row["part"] == "nodes" and row["law"] == law and row["scheme"] == scheme
             }
             for scheme in SCHEMES
         }

@@ -39,9 +39,7 @@ def test_quick_run(tmp_path, monkeypatch):
     for law in LAWS:
         ending = "" if law == "independent" else f"_{law}"
         for nodes in SHOWN_NODES:
-            overheads = {
-                scheme.name: figures[f"overhead_{scheme.name}_{nodes}{ending}"] for scheme in SCHEMES
-            }
+            overheads = {scheme: figures[f"overhead_{scheme}_{nodes}{ending}"] for scheme in SCHEMES}
             assert overheads["partial"] < overheads["full_background"] < overheads["full"]
     assert figures["overhead_full_1000"] > 1 > figures["overhead_full_1000_milder"]
     assert figures["pls_break_even_8"] == pytest.approx(0.0025, abs=1e-4)
