@@ -32,8 +32,6 @@ class Shape:
     """Of `dlrm/recipes`."""
     overrides: Sequence[str] = ()
     """Overrides of the recipe."""
-    global_batch_size: int = 0
-    """Samples in a step, over all ranks; 0: the recipe's."""
     steps: int
     """Steps of a turn, which should take at least 10 ms."""
     is_large: bool = False
@@ -45,8 +43,7 @@ class Shape:
     @property
     def config(self) -> Config:
         """Configuration of the whole model."""
-        batch = [f"data.global_batch_size={self.global_batch_size}"] if self.global_batch_size else []
-        return load_config(self.recipe, [*self.overrides, *batch, "train.device=cpu", "train.precision=fp32"])
+        return load_config(self.recipe, [*self.overrides, "train.device=cpu", "train.precision=fp32"])
 
 
 MODELS: Final[Mapping[str, Shape]] = {
@@ -55,15 +52,14 @@ MODELS: Final[Mapping[str, Shape]] = {
     "kaggle": Shape(recipe="kaggle", steps=5, links_gbit_per_s={(2, 1): (25.0, 1.0)}),
     "mlperf": Shape(
         recipe="mlperf-dcnv2",
-        global_batch_size=128,
+        overrides=("data.global_batch_size=128",),
         steps=1,
         is_large=True,
         links_gbit_per_s={(2, 1): (25.0, 1.0)},
     ),
     "wide": Shape(
         recipe="terabyte",
-        overrides=("model.top_mlp=[4096, 4096, 4096, 4096, 1]",),
-        global_batch_size=128,
+        overrides=("model.top_mlp=[4096, 4096, 4096, 4096, 1]", "data.global_batch_size=128"),
         steps=1,
         is_large=True,
         links_gbit_per_s={(2, 1): (25.0, 5.0, 1.0), (4, 2): (1.0,)},

@@ -97,10 +97,7 @@ def test_pulled_and_pushed_bytes_are_those_of_hashed_rows():
             for number in range(workload.num_batches)
             for rank in range(4)
         ]
-        sent = [
-            8 * sum(keys % 4 != place % 4) + 2 * 64 * 4 * sum(keys % 4 != place % 4)
-            for place, keys in enumerate(parts)
-        ]
+        sent = [(8 + 2 * 64 * 4) * sum(keys % 4 != place % 4) for place, keys in enumerate(parts)]
         rows = unique_rows(workload, bags, 4)
         assert mean(sent) == pytest.approx(costs.pull_and_push(rows, [64] * 26, 4), rel=0.02)
 
