@@ -7,7 +7,6 @@ import pytest
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.estimator.history import (
     HISTORY_PATH,
-    SAVES_FOLLOWED,
     SAVES_KEPT,
     SAVES_LOOKED_AT,
     RunHistory,
@@ -80,14 +79,6 @@ def test_old_row_saves_do_not_count_after_many_full_saves(history):
     for step in range(SAVES_LOOKED_AT):
         history = history.with_save(make_save(step, seconds=30.0, blocked_s=3.0))
     assert history.row_save is None
-
-
-def test_lately_contains_the_newest_saves(history):
-    for step in range(100):
-        history = history.with_save(make_save(step, seconds=1.0))
-    for step in range(SAVES_FOLLOWED // 2 + 1):
-        history = history.with_save(make_save(step, seconds=40.0))
-    assert (history.O_save, history.lately.O_save) == (1.0, 40.0)
 
 
 def test_cost_of_failures_is_their_mean_without_the_step_itself(history):

@@ -42,24 +42,30 @@ def model(world_of_one):
     return shard(LAYOUT, bags=bags(**ROWS))
 
 
-def test_rows_to_save_are_the_most_used_ones_and_small_tables(model):
-    with make(model) as prioritizer:
-        prioritizer.forget_all()
-        counts = {name: torch.zeros(rows) for name, rows in ROWS.items()}
-        for step in range(3):
-            for name, ids in train(model, step).items():
-                counts[name] += torch.bincount(ids, minlength=ROWS[name])
-        rows = prioritizer.rows_to_save()
-        assert rows.keys() == {found.name for found in find_shards(model)}
-        for name, chosen in rows.items():
-            of_table = counts[table_of(name)].tolist()
-            ranked = sorted((-count, row) for row, count in enumerate(of_table) if count)
-            budget = math.ceil(RATIO * len(of_table))
-            expected = (
-                sorted(row for _, row in ranked[:budget]) if name not in WHOLE else list(range(len(of_table)))
-            )
-            assert chosen.tolist() == expected, name
-            assert (chosen.dtype, chosen.device.type) == (torch.int64, "cpu")
+@pytest.fixture
+def prioritizer(model):
+    """A prioritizer of the model that knows all changes."""
+    with make(model) as made:
+        made.forget_all()
+        yield made
+
+
+def test_rows_to_save_are_the_most_used_ones_and_small_tables(model, prioritizer):
+    counts = {name: torch.zeros(rows) for name, rows in ROWS.items()}
+    for step in range(3):
+        for name, ids in train(model, step).items():
+            counts[name] += torch.bincount(ids, minlength=ROWS[name])
+    rows = prioritizer.rows_to_save()
+    assert rows.keys() == {found.name for found in find_shards(model)}
+    for name, chosen in rows.items():
+        of_table = counts[table_of(name)].tolist()
+        ranked = sorted((-count, row) for row, count in enumerate(of_table) if count)
+        budget = math.ceil(RATIO * len(of_table))
+        expected = (
+            sorted(row for _, row in ranked[:budget]) if name not in WHOLE else list(range(len(of_table)))
+        )
+        assert chosen.tolist() == expected, name
+        assert (chosen.dtype, chosen.device.type) == (torch.int64, "cpu")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -118,28 +124,26 @@ def test_tables_of_ordinary_optimizers_are_saved_whole(world_of_one):
         assert set(moved) <= set(chosen[found.name].tolist()), found.name
 
 
-def test_forgotten_rows_are_not_saved(model):
-    with make(model) as prioritizer:
-        prioritizer.forget_all()
-        train(model, 0)
-        name = "bags.embedding_bags.a/r0-c0"
-        before = prioritizer.rows_to_save()[name].tolist()
-        prioritizer.take_back()
-        prioritizer.forget(name, [(before[0], before[0] + 1), (before[1], before[2])])
-        after = prioritizer.rows_to_save()[name].tolist()
-        assert before[0] not in after
-        assert before[1] not in after
-        assert before[2] in after
-        prioritizer.take_back()
-        prioritizer.forget(name)
-        rows = prioritizer.rows_to_save()
-        assert rows[name].numel() == 0
-        assert rows["bags.embedding_bags.c/r0-c0"].numel()
-        prioritizer.take_back()
-        prioritizer.forget(SMALL)  # a table that is always saved whole
-        prioritizer.forget_all()
-        rows = prioritizer.rows_to_save()
-        assert {name for name, chosen in rows.items() if chosen.numel()} == WHOLE
+def test_forgotten_rows_are_not_saved(model, prioritizer):
+    train(model, 0)
+    name = "bags.embedding_bags.a/r0-c0"
+    before = prioritizer.rows_to_save()[name].tolist()
+    prioritizer.take_back()
+    prioritizer.forget(name, [(before[0], before[0] + 1), (before[1], before[2])])
+    after = prioritizer.rows_to_save()[name].tolist()
+    assert before[0] not in after
+    assert before[1] not in after
+    assert before[2] in after
+    prioritizer.take_back()
+    prioritizer.forget(name)
+    rows = prioritizer.rows_to_save()
+    assert rows[name].numel() == 0
+    assert rows["bags.embedding_bags.c/r0-c0"].numel()
+    prioritizer.take_back()
+    prioritizer.forget(SMALL)  # a table that is always saved whole
+    prioritizer.forget_all()
+    rows = prioritizer.rows_to_save()
+    assert {name for name, chosen in rows.items() if chosen.numel()} == WHOLE
 
 
 def test_failed_full_save_must_be_repeated(model):
@@ -162,23 +166,21 @@ def test_failed_full_save_must_be_repeated(model):
         assert not prioritizer.is_complete
 
 
-def test_wrong_order_of_calls_is_refused(model):
-    with make(model) as prioritizer:
-        prioritizer.forget_all()
-        for end in (prioritizer.confirm, prioritizer.take_back):
-            with pytest.raises(ValueError, match="no save is running"):
-                end()
-        prioritizer.rows_to_save()
-        for begin in (prioritizer.rows_to_save, prioritizer.begin_full_save, prioritizer.forget_all):
-            with pytest.raises(ValueError, match=r"confirm\(\) or take_back\(\) it first"):
-                begin()
-        with pytest.raises(ValueError, match="a save is running"):
-            prioritizer.forget(SMALL)
-        prioritizer.confirm()
-        with pytest.raises(ValueError, match=r"no shard 'x'; it has bags\.embedding_bags\.a/r0-c0"):
-            prioritizer.forget("x")
-        with pytest.raises(ValueError, match=r"rows 0 to 3 were named of .* holds rows 0 to 2"):
-            prioritizer.forget(SMALL, [(0, 4)])
+def test_wrong_order_of_calls_is_refused(prioritizer):
+    for end in (prioritizer.confirm, prioritizer.take_back):
+        with pytest.raises(ValueError, match="no save is running"):
+            end()
+    prioritizer.rows_to_save()
+    for begin in (prioritizer.rows_to_save, prioritizer.begin_full_save, prioritizer.forget_all):
+        with pytest.raises(ValueError, match=r"confirm\(\) or take_back\(\) it first"):
+            begin()
+    with pytest.raises(ValueError, match="a save is running"):
+        prioritizer.forget(SMALL)
+    prioritizer.confirm()
+    with pytest.raises(ValueError, match=r"no shard 'x'; it has bags\.embedding_bags\.a/r0-c0"):
+        prioritizer.forget("x")
+    with pytest.raises(ValueError, match=r"rows 0 to 3 were named of .* holds rows 0 to 2"):
+        prioritizer.forget(SMALL, [(0, 4)])
 
 
 @pytest.fixture
@@ -260,9 +262,7 @@ def test_state_of_other_tables_is_ignored(model, scheme, changed):
             assert table_of(name) != "a" or torch.equal(chosen[name], expected[name])
 
 
-def test_closed_prioritizer_ignores_lookups(model):
-    prioritizer = make(model)
-    prioritizer.forget_all()
+def test_closed_prioritizer_ignores_lookups(model, prioritizer):
     prioritizer.close()
     train(model, 0)
     rows = prioritizer.rows_to_save()

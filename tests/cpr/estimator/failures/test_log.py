@@ -40,21 +40,15 @@ def test_log_with_durations(tmp_path):
         ("lasted,failed\n", "no lines"),
         ("lasted,failed\n1h,yes\n2,yes\n", "line 3: '2' is not a span of time"),
         ("lasted,failed\n1h,perhaps\n", "line 2: failed is 'perhaps'"),
-        ("lasted,failed\n0s,yes\n", "line 2: the job was at work for 0 s"),
         (f"lasted,failed\n1h,yes\n{'9' * 400}h,yes\n", "line 3: the job was at work for inf s"),
         ("began,ended,failed\nyesterday,today,yes\n", "line 2: .*yesterday"),
         ("began,ended,failed\n2026-03-02,2026-03-01,yes\n", "line 2: the job was at work for -86400 s"),
         ("began,ended,failed\n2026-03-01T00:00Z,2026-03-02,no\n", "line 2: .* both need a time zone|both"),
-        ("began,ended,failed\n2026-03-01\n", "line 2: ended is missing"),
         ("began,ended,failed\n2026-03-01,,no\n", "line 2: ended is missing; .* when the log was written"),
         ("lasted,failed\n5h\n", "line 2: failed is missing"),
         (
             "lasted,failed\n1h,yes\n" + "x" * 200_000 + ",yes\n",
             "cannot be read as a CSV file.*: field larger than field limit",
-        ),
-        (
-            "began,ended,failed\n2026-03-01,2026-03-02,yes\n2026-03-01,2026-03-02,yes\n",
-            "line 3: it began at 2026-03-01 .*count twice",
         ),
         (
             "began,ended,failed\n2026-03-01T00Z,2026-03-02T00Z,yes\n2026-03-02T00+05:00,2026-03-03T00Z,yes\n",
@@ -68,13 +62,6 @@ def test_invalid_lines_are_refused_with_file_and_line(text, message, tmp_path):
     assert "failures.csv" in str(refused.value)
 
 
-def test_binary_file_is_refused(tmp_path):
-    path = tmp_path / "failures.csv"
-    path.write_bytes(b"lasted,failed\n\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"failures\.csv cannot be read as a CSV file in UTF-8"):
-        read_log(path)
-
-
 def test_log_of_run_histories():
     def run(*times):
         return make_history(elapsed_s=100.0, failures=[make_failure(time) for time in times])
@@ -85,11 +72,8 @@ def test_log_of_run_histories():
     assert log_of_runs([run(10.0, 10.0)]).gaps_s == [10.0, 1.0]  # the second came before the run went on
 
 
-def test_gap_of_zero_is_refused():
+def test_gap_of_zero_and_an_empty_log_are_refused():
     with pytest.raises(ValueError, match="one failure of several nodes"):
         Stretch((3.0, 0.0))
-
-
-def test_empty_log_is_refused():
     with pytest.raises(ValueError, match="there is nothing in this log"):
         FailureLog(())

@@ -91,15 +91,6 @@ def test_no_choice_without_a_prior_and_without_losses():
     assert rule.time_to_loss_s(replace(BEGINNING, elapsed_s=HOUR, nodes_lost=4.0)) == HOUR / 4
 
 
-def test_small_changes_keep_the_interval():
-    now = RULE.next_interval(BEGINNING)
-    assert not RULE.next_interval(BEGINNING, now.interval_s).changed
-    slightly = RULE.next_interval(replace(BEGINNING, blocked_s=2.4), now.interval_s)
-    assert (slightly.changed, slightly.interval_s) == (False, now.interval_s)
-    clearly = RULE.next_interval(replace(BEGINNING, blocked_s=2.6), now.interval_s)
-    assert (clearly.changed, clearly.interval_s) == (True, pytest.approx(2600.0))
-
-
 @pytest.mark.parametrize("pls", [0.0, 0.2], ids=["storage is the limit", "the target is exceeded"])
 def test_jitter_of_storage_keeps_the_interval(pls):
     now = RULE.next_interval(replace(BEGINNING, blocked_s=0.001, pls=pls))

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from cpr.estimator.failures.arrivals import FailureModel
-from cpr.estimator.planning.formulas import Job, expected_pls, interval_full, interval_partial, overhead_full
+from cpr.estimator.planning.formulas import Job, expected_pls
 from cpr.estimator.simulation.comparison import compare, departures
-from cpr.estimator.simulation.comparison_plot import draw
 from cpr.estimator.simulation.comparison_text import as_text
 from cpr.estimator.simulation.simulation import Mean
 
@@ -19,13 +18,6 @@ PAPER = Job(T_total=56 * HOUR, T_fail=28 * HOUR, O_save=336, O_load=162, O_res=1
 @pytest.fixture(scope="module")
 def paper():
     return compare(PAPER, FailureModel(), target_pls=0.1)
-
-
-def test_each_recovery_has_its_own_interval(paper):
-    assert paper.full.simulation.config.interval_s == interval_full(PAPER)
-    assert paper.partial.simulation.config.interval_s == interval_partial(PAPER, 0.1)
-    assert paper.full.expected == overhead_full(PAPER, interval_full(PAPER))
-    assert paper.partial.expected_pls == pytest.approx(0.1)
 
 
 def test_gain_is_paired_by_run(paper):
@@ -95,11 +87,3 @@ def test_text_describes_failures_and_unfinished_runs():
     text = as_text(hopeless)
     assert "weibull of shape 0.7, of each node by itself; 0.25 of them take 3 nodes" in text
     assert "full recovery: 100.0% of the runs were given up after 10 times the useful time" in text
-
-
-@pytest.mark.parametrize("ending", ["png", "svg"])
-def test_picture_is_drawn(paper, tmp_path, ending):
-    draw(paper, tmp_path / f"picture.{ending}")
-    assert (tmp_path / f"picture.{ending}").stat().st_size > 10_000
-    with pytest.raises(ValueError, match="not supported"):
-        draw(paper, tmp_path / "picture.nothing")
