@@ -95,9 +95,8 @@ class Status:
             content = Path(f"/proc/{pid}/stat").read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        fields = content.rpartition(b")")[
-            2
-        ].split()  # from the 3rd field on; the 2nd is a name that may contain anything
+        # from the 3rd field on; the 2nd is a name that may contain anything
+        fields = content.rpartition(b")")[2].split()
         if fields[0] in {b"Z", b"X"}:
             return None
         return cls(Process(pid, int(fields[19])), parent=int(fields[1]), session=int(fields[3]))

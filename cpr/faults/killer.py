@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGCONT
-from typing import Final
+from typing import Final, Self
 
 from cpr.faults.damage import check_wipeable, damage_newest_save
 from cpr.faults.fault_plan import Cursor, Plan
@@ -46,12 +46,12 @@ class Deed:
 
 
 class Killer:
-    """Injects a plan's failures into a run, from `start` to `stop`, or one at a time (`fire`).
+    """Injects a plan's failures into a run, in its `with` block, or one at a time (`fire`).
 
     A killer only signals processes of this user below the given pids, and checks pid and start time before
     each signal. A failure whose victim is missing, as while workers are being restarted, waits for it.
-    Stopped processes continue, and cut links are healed, after their time, and at `stop` in any case; if two
-    failures hold the same process, after the longer one.
+    Stopped processes continue, and cut links are healed, after their time, and at the end of the block in any
+    case; if two failures hold the same process, after the longer one.
 
     Args:
         plan: kinds and schedules that can be injected from outside.
@@ -84,30 +84,20 @@ class Killer:
         """Stopped processes and cut links, with the time to resume them."""
         self._ending = threading.Event()
         self._acting = threading.Lock()
-        self._thread: threading.Thread | None = None
         self._started = time.monotonic()
 
-    def start(self) -> None:
-        """Start the plan and its clock."""
-        assert self._thread is None, "a killer starts once"
+    def __enter__(self) -> Self:
+        """Start the plan and its clock; once."""
         self._started = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="cpr-killer", daemon=True)
         self._thread.start()
-
-    def stop(self) -> list[Deed]:
-        """Stop the plan, resume all stopped processes, heal all links, and return all deeds."""
-        self._ending.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._resume(until=float("inf"))
-        return self.deeds
-
-    def __enter__(self) -> "Killer":
-        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        """Stop the plan, resume all stopped processes, and heal all links."""
+        self._ending.set()
+        self._thread.join()
+        self._resume(until=float("inf"))
 
     def replace(self, index: int, node: Node | int) -> None:
         """Replace a lost node by another torchrun.
@@ -118,7 +108,7 @@ class Killer:
         self._nodes[index] = watch(node)
 
     def fire(self, kind: Kind, *, target: int | None = None, seed: int = 0) -> Deed:
-        """Inject one failure now. Stopped processes resume in time only after `start`, else at `stop`.
+        """Inject one failure now. Only in the `with` block do stopped processes resume.
 
         Raises:
             ValueError: the kind cannot be injected from outside, or needs a folder that was not given.

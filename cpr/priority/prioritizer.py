@@ -237,12 +237,9 @@ class Prioritizer:
     def _track(self, number: int, group: TableGroup, allocate: Allocate | None) -> Tracker | None:
         """Make the tracker of an FBGEMM module; None without prioritised rows."""
         layout = LookupLayout.of(group)
-        tables = [
-            self._tracked_table(table, first)
-            for table, first in zip(
-                group.tables, layout.first_rows, strict=False
-            )  # first_rows also has the end
-        ]
+        # first_rows also has the end
+        pairs = zip(group.tables, layout.first_rows, strict=False)
+        tables = [self._tracked_table(table, first) for table, first in pairs]
         if not any(table.budget for table in tables):
             return None
         name = f"priority-{self._config.scheme}-{number}"

@@ -163,9 +163,7 @@ def kaplan_meier(log: FailureLog) -> tuple[NDArray[np.float64], NDArray[np.float
     """Kaplan-Meier estimate: the times between failures, and the distribution function from each on."""
     gaps, unfinished = np.sort(log.gaps_s), np.sort(log.unfinished_s)
     times, ended = np.unique(gaps, return_counts=True)
-    at_risk = (len(gaps) - np.searchsorted(gaps, times)) + (
-        len(unfinished) - np.searchsorted(unfinished, times)
-    )
+    at_risk = len(gaps) + len(unfinished) - np.searchsorted(gaps, times) - np.searchsorted(unfinished, times)
     return times, 1 - np.cumprod(1 - ended / at_risk)
 
 
