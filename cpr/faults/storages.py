@@ -86,7 +86,7 @@ class FaultyStorage:
         self.inner.delete(path)
 
     def before(self, operation: Operation, path: str) -> None:
-        """Apply the outages and faults that an operation meets."""
+        """Apply the outages and faults of an operation."""
         for outage, until in tuple(self._outages):
             left_s = until - time.time()
             if left_s <= 0 or (operation in READING and not outage.reads):
