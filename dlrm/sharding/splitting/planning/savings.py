@@ -27,16 +27,6 @@ class Traffic:
     all_to_all: float
     pull_and_push: float
 
-    @property
-    def saved(self) -> float:
-        """Share of a parameter server's bytes that splitting saves; negative if it costs."""
-        return 1 - self.split / self.pull_and_push
-
-    @property
-    def saved_a2a(self) -> float:
-        """Share of the all-to-all's bytes that splitting saves; negative if it costs."""
-        return 1 - self.split / self.all_to_all
-
 
 @dataclass(frozen=True, kw_only=True)
 class IdTraffic:

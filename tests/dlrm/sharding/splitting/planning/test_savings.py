@@ -75,5 +75,3 @@ def test_traffic_equals_hand_computed_bytes(kind, split, all_to_all, pull_and_pu
     assert found.split == pytest.approx(split)
     assert found.all_to_all == pytest.approx(all_to_all)
     assert found.pull_and_push == pytest.approx(pull_and_push)
-    assert found.saved == pytest.approx(1 - split / pull_and_push)
-    assert found.saved_a2a == pytest.approx(1 - split / all_to_all)
