@@ -20,7 +20,7 @@ from typing import Final, Self
 
 PREFIX: Final = "cpr-net"
 PORT: Final = 29500
-"""At which workers meet, in the namespace of the first node."""
+"""Port of the rendezvous, in the namespace of the first node."""
 LINK: Final = "card"
 """A node's network card, in its namespace."""
 TCP: Final = {"tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}
@@ -179,7 +179,7 @@ class CableToHub:
 
 
 def rank_environment(worker: int, num_workers: int, per_node: int, host: str, port: int) -> dict[str, str]:
-    """The environment variables by which torchrun tells a worker its ranks and where all workers meet."""
+    """The environment variables by which torchrun gives a worker its ranks and the rendezvous."""
     node, place = divmod(worker, per_node)
     return {
         "MASTER_ADDR": host,
