@@ -233,11 +233,7 @@ class Checkpointer:
         self._state.register(name, state, per_rank, optional)
 
     def create_optimizer_state(self, columns: Mapping[str, Collection[str]]) -> None:
-        """Have lazy optimizers create the state that is about to be loaded.
-
-        Args:
-            columns: names of the columns that are to be loaded, by table.
-        """
+        """Have lazy optimizers create the state that is about to be loaded: columns by table."""
         self._loader.create_optimizer_state(columns)
 
     def claim(self) -> None:

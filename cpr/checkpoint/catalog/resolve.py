@@ -47,8 +47,7 @@ def load_newest(
     on this rank, and raises `CorruptFileError` or `MismatchError` if it cannot.
 
     Returns:
-        The state, the result of `attempt`, and the newer saves that were not loaded; None if nothing was ever
-        saved.
+        The state, the result of `attempt`, and newer saves that were not loaded; None if there is no save.
 
     Raises:
         ValueError: there is no state of `step`; lists the steps that there are.

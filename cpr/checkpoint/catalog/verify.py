@@ -79,10 +79,8 @@ def verify(
 ) -> Verification:
     """Read all files of all committed saves; in a directory in use, those that are not deleted meanwhile.
 
-    Args:
-        storage: the checkpoint directory.
-        progress: called with the bytes read since the last call, from several threads.
-        start: called once with the total of bytes to read.
+    `start` is called once with the total of bytes to read, `progress` with the bytes read since its last
+    call, from several threads.
     """
     states, rejected = own_states(storage)
     saves = {save.sequence: save for state in states for save in state.saves}

@@ -53,10 +53,8 @@ def write_state(sink: Sink, tree: Any) -> HashingSink:
     When read back, tensors are on the CPU, without `requires_grad`; `OrderedDict` is `dict`, `torch.Size` is
     `tuple`; tensors that shared memory no longer do.
 
-    Args:
-        sink: the file. Tensors in host memory are written without a copy, one after the other.
-        tree: dict (with str and int keys), list, tuple, str, int, float, bool, None, bytes, dense tensors,
-            numpy arrays of numbers.
+    A tree is made of dict (with str and int keys), list, tuple, str, int, float, bool, None, bytes, dense
+    tensors, and numpy arrays of numbers. Tensors in host memory are written without a copy.
 
     Raises:
         ValueError: the tree holds another type of value; the message says where.
@@ -124,14 +122,9 @@ def encode(tree: Any) -> tuple[Any, list[Leaf]]:
 
 
 def decode(node: Any, leaf: Callable[[str, int], Any]) -> Any:
-    """Restore a tree from the JSON that `encode` made.
+    """Restore a tree from the JSON that `encode` made; raises ValueError if `node` has another form.
 
-    Args:
-        node: the JSON.
-        leaf: returns the leaf of a kind ("tensor", "ndarray" or "bytes") and number.
-
-    Raises:
-        ValueError: `node` has another form.
+    `leaf` returns the leaf of a kind ("tensor", "ndarray" or "bytes") and number.
     """
     if isinstance(node, list):
         return [decode(item, leaf) for item in node]

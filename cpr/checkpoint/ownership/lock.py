@@ -93,11 +93,8 @@ class DirectoryLock:
     def acquire(self, committed: Callable[[], list[tuple[int, int]]]) -> None:
         """Take the directory, from a dead owner if need be, and renew the record in the background.
 
-        Waits about `patience` at most, and only if the last owner was on another machine.
-
-        Args:
-            committed: returns sequence and epoch of all saves that count; called when no older owner can
-                commit any more.
+        Waits about `patience` at most, and only if the last owner was on another machine. `committed` returns
+        sequence and epoch of all saves that count; it is called when no older owner can commit any more.
 
         Raises:
             AlreadyFinishedError: the run has finished, and `takes_finished` says no; nothing is written.
@@ -130,11 +127,7 @@ class DirectoryLock:
             )
 
     def _is_recorded(self) -> bool:
-        """Whether this owner's record exists.
-
-        Raises:
-            SupersededError: a newer owner's record exists.
-        """
+        """Whether this owner's record exists; raises `SupersededError` if a newer owner's does."""
         found = epochs(self._storage)
         own = (self._own.epoch, self._own.token)
         if max(found, default=own)[0] > own[0] or self._is_replaced(found):
@@ -158,21 +151,14 @@ class DirectoryLock:
         return owner is not None and owner.epoch == self._own.epoch and owner.token != self._own.token
 
     def finish(self, steps_done: int) -> None:
-        """Record that the run finished at this step; durable when this returns.
-
-        Raises:
-            LockedError: another run has taken the directory.
-            CheckpointError: the directory cannot be written to.
-        """
+        """Record that the run finished at this step; durable when this returns. Raises as `check`."""
         self.check()
         self._write(finished=steps_done)
 
     def note_launches(self, launches: Collection[str], *, continues: bool) -> None:
         """Record the launches whose workers make the saves to come.
 
-        Args:
-            launches: ids of the launches.
-            continues: whether they continue the run that saved here, so that its launches stay recorded.
+        Where they continue the run that saved here, its launches stay recorded.
         """
         noted = tuple(sorted({*launches, *(self._own.launches if continues else ())}))
         if noted != self._own.launches:

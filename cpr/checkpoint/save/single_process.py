@@ -34,14 +34,9 @@ def write_base(
 ) -> Manifest:
     """Take a checkpoint directory, write a base into it and commit it; after an error nothing counts.
 
-    Args:
-        storage: the checkpoint directory.
-        choose: called when the directory is owned; returns the sequence and the run id of the save, or raises
-            where the directory must not be written to.
-        write: writes rows and states, and finishes the writer.
-        moment: see the manifest.
-        step: training steps done.
-        world_size: number of ranks that the states belong to.
+    `choose` is called when the directory is owned: it returns the sequence and the run id of the save, or
+    raises where the directory must not be written to. `write` writes rows and states, and finishes the
+    writer. For `moment`, `step` and `world_size` see the manifest.
 
     Raises:
         LockedError: another live run owns the directory.
@@ -91,16 +86,7 @@ def write_rows(
     step: int,
     progress: Progress,
 ) -> None:
-    """Write consecutive rows of a shard, in chunks.
-
-    Args:
-        writer: of the save.
-        extent: of the shard.
-        first_row: id of the first row.
-        columns: weights and optimizer state, `[n, ...]`.
-        step: training step of the rows.
-        progress: see `Progress`.
-    """
+    """Write consecutive rows of a shard, weights and optimizer state `[n, ...]`, in chunks."""
     num_rows = columns["weights"].shape[0]
     rows_per_chunk = max(1, CHUNK_BYTES * num_rows // max(sum(each.nbytes for each in columns.values()), 1))
     for begin in range(0, num_rows, rows_per_chunk):

@@ -50,14 +50,9 @@ _pool: Final = BlockPool()
 
 
 class FileWriter:
-    """A new file, written once from front to back.
+    """A new file at `path`, written once from front to back; `name` is its final name, for messages.
 
-    Args:
-        path: must not exist; its folder must.
-        name: final name of the file, for messages.
-
-    Raises:
-        OSError: the file cannot be created.
+    A disk that is full, failing or gone raises `OSError`, in `write` a `CheckpointError`.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -79,11 +74,7 @@ class FileWriter:
         self._filled = 0
 
     def write(self, data: memoryview) -> None:
-        """Append bytes.
-
-        Raises:
-            CheckpointError: the disk is full, failing or gone.
-        """
+        """Append bytes."""
         if not data.nbytes:
             return
         with explained("writing", self._name):
@@ -93,11 +84,7 @@ class FileWriter:
                 self._gather(self._block, np.frombuffer(data, np.uint8))
 
     def finish(self) -> None:
-        """Write what is still in the block, sync the file and close it.
-
-        Raises:
-            OSError: the disk is full, failing or gone.
-        """
+        """Write what is still in the block, sync the file and close it."""
         if self._block is not None:
             aligned = self._filled - self._filled % mmap.PAGESIZE
             with memoryview(self._block) as block:
@@ -108,10 +95,9 @@ class FileWriter:
         self.close()
 
     def close(self) -> None:
-        """Return the block and close the file, even where closing fails; without `finish` the data is lost.
+        """Return the block and close the file; without `finish` the data is lost.
 
-        Raises:
-            OSError: the disk is full or failing, which some network file systems report only now.
+        Even where closing fails, as on network file systems that report only now that the disk is full.
         """
         file, self._fd = self._fd, -1  # closed even when that fails: its number may be another file's then
         if self._block is not None:

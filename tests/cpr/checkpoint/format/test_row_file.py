@@ -161,15 +161,6 @@ def replace_weights(rows: RowBatch, weights: torch.Tensor) -> RowBatch:
     return RowBatch(rows.first_row, rows.ids, {**rows.columns, "weights": weights})
 
 
-def test_a_row_file_without_rows_is_valid(storage):
-    entry = write(storage, [])
-    assert entry.chunks == ()
-    data = storage.files[f"{FOLDER}/{PATH}"]
-    assert (entry.num_bytes, entry.digest) == (len(data), xxhash.xxh3_128_hexdigest(data))
-    table = pa.ipc.open_file(data).read_all()
-    assert (table.num_rows, table.column_names) == (0, ["row", "weights", "sum", "exp_avg"])
-
-
 # Others read them.
 
 
