@@ -178,7 +178,7 @@ def read_chunk(
 def decode_chunk(path: str, entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> RowBatch:
     """Verify and decode a chunk that was read from the file at `path`; raises as `read_chunk`."""
     rows = f"rows {chunk.first_row} to {chunk.last_row}"
-    where = f"{path}: the chunk at byte {chunk.offset}, {rows},"
+    where = f"{path}: {rows}: their chunk at byte {chunk.offset}"
     found = digest(memory)
     if found != chunk.digest:
         raise CorruptFileError(
