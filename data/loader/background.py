@@ -95,7 +95,7 @@ class Background:
         return self._shared.tasks.qsize()
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
-        """Queue a task; its future is cancelled if the thread is told to end before it."""
+        """Queue a task; its future is cancelled if the thread has to end before it."""
         future: Future[T] = Future()
         with self._starting:
             if self._shared.thread.ident is None:

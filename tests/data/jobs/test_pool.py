@@ -1,4 +1,4 @@
-"""Worker processes: tasks run, errors travel, deaths are seen, nobody is orphaned."""
+"""Worker processes: tasks run, errors travel, deaths are seen."""
 
 import os
 import signal
