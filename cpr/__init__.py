@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from cpr.checkpoint.config import CheckpointConfig
     from cpr.estimator.planning.interval import IntervalRule
     from cpr.priority.config import PriorityConfig
-    from cpr.recovery.decide.decision import RecoveryPolicy
+    from cpr.recovery.decide.assessment import RecoveryPolicy
     from cpr.session import PartialRecovery
 
     __version__: str
@@ -31,7 +31,7 @@ _HOMES: Final = {
     "IntervalRule": "cpr.estimator.planning.interval",
     "PartialRecovery": "cpr.session",
     "PriorityConfig": "cpr.priority.config",
-    "RecoveryPolicy": "cpr.recovery.decide.decision",
+    "RecoveryPolicy": "cpr.recovery.decide.assessment",
 }
 
 

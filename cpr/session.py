@@ -35,8 +35,7 @@ from cpr.checkpoint.collectives import LONGEST_LOAD, RankGroup
 from cpr.checkpoint.config import CheckpointConfig
 from cpr.checkpoint.format.manifest import Moment
 from cpr.checkpoint.ownership.records import Claimant
-from cpr.checkpoint.state.model_state import Heir, Stateful
-from cpr.checkpoint.state.optimizer_state import OptimizerState
+from cpr.checkpoint.state.model_state import Heir, OptimizerState, Stateful
 from cpr.checkpoint.storage.base import Storage, is_local, open_storage
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import RunFinished, SaveFailedError, is_failure
@@ -46,7 +45,7 @@ from cpr.faults import Injector
 from cpr.faults import Plan as FaultPlan
 from cpr.launch.finished import FOLDER_VARIABLE
 from cpr.priority.config import PriorityConfig
-from cpr.recovery.decide.decision import RecoveryPolicy
+from cpr.recovery.decide.assessment import RecoveryPolicy
 from cpr.recovery.decide.inventory import PROGRESS_STATE
 from cpr.recovery.decide.lineage import (
     has_memory,
@@ -59,12 +58,11 @@ from cpr.recovery.decide.lineage import (
 from cpr.recovery.restore.restorer import Restorer, Start
 from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Phases, Recovery, process_began_ns
-from cpr.recovery.worker.memory import WorkerMemory
-from cpr.recovery.worker.publisher import Publisher
+from cpr.recovery.worker.memory import Publisher, WorkerMemory
 from cpr.rendezvous import WorkerGroup, init_process_group, join
 from cpr.resident.allocation import Allocation, allocate_tables
+from cpr.resident.cleanup import note_run
 from cpr.resident.janitor import ensure_janitor
-from cpr.resident.unsaved import note_run
 from cpr.saving.periodic import Saves
 from cpr.saving.setup import SavesBuilder, SaveSettings
 from cpr.shards.optimizers import ordinary

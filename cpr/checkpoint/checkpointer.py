@@ -27,8 +27,14 @@ from cpr.checkpoint.save.snapshot import RowSelection, Snapshot, select_rows, sh
 from cpr.checkpoint.save.stager import Stager, seconds_left
 from cpr.checkpoint.save.staging import StagingPool, rows_per_piece
 from cpr.checkpoint.save.writer_thread import Save, WriterThread
-from cpr.checkpoint.state.model_state import CapturedState, Heir, ModelState, RandomGenerators, Stateful
-from cpr.checkpoint.state.optimizer_state import OptimizerState
+from cpr.checkpoint.state.model_state import (
+    CapturedState,
+    Heir,
+    ModelState,
+    OptimizerState,
+    RandomGenerators,
+    Stateful,
+)
 from cpr.checkpoint.storage.base import Storage, open_storage
 from cpr.errors import (
     CheckpointError,

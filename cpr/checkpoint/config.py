@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from cpr.checkpoint.catalog.retention import Retention
+from cpr.checkpoint.catalog.committer import Retention
 from cpr.checkpoint.format.codecs import CODECS
 from cpr.checkpoint.save.staging import PIECE_BYTES
 from cpr.fields import check_fields

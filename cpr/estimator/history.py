@@ -96,7 +96,7 @@ class FailureCost:
     elapsed_s: float
     """Time of the failure on the clock of `RunHistory.elapsed_s`, seconds."""
     kind: Literal["process", "partial", "full"]
-    """Kind of recovery: see `cpr.recovery.decide.decision`."""
+    """Kind of recovery: see `cpr.recovery.decide.assessment`."""
     lost_share: float
     """Share of the sharded tables, from 0 to 1, whose memory was lost."""
     nodes_lost: float

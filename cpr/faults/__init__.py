@@ -6,7 +6,7 @@ A `Plan` has schedules (`AtStep`, `AtTime`, `AtRate`, `Trace`) of kinds (`Raise`
 what a worker cannot do to itself. Both act only on the run's own processes (and on links between nodes that
 the user gives them), log a warning before each failure, and keep a record of it.
 
-From inside, CPR_FAULTS names a JSON file (`cpr.faults.fault_plan`; README has an example).
+From inside, CPR_FAULTS names a JSON file (`cpr.faults.injector`; README has an example).
 From outside, a failure about once a minute until the run ends, the same for the same seed:
 
     kinds = (KillWorker(), KillAgent(), LoseNode(), Hang(duration_s=20.0))
@@ -19,8 +19,7 @@ From outside, a failure about once a minute until the run ends, the same for the
 For failures from both drivers at once, give each a plan of its own.
 """
 
-from cpr.faults.fault_plan import Plan
-from cpr.faults.injector import Injector
+from cpr.faults.injector import Injector, Plan
 from cpr.faults.killer import Deed, Killer
 from cpr.faults.kinds import (
     DamageFile,

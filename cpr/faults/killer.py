@@ -10,7 +10,7 @@ from signal import SIGCONT
 from typing import Final, Self
 
 from cpr.faults.damage import check_wipeable, damage_newest_save
-from cpr.faults.fault_plan import Cursor, Plan
+from cpr.faults.injector import Cursor, Plan
 from cpr.faults.kinds import DamageFile, Hang, KillWorker, Kind, LoseNode, Partition, PauseNode
 from cpr.faults.schedules import Event
 from cpr.faults.strikes import Link, Node, Strike, find_victims, strike, watch

@@ -2,7 +2,7 @@
 
 The workers of a node that returns too late never complete the rendezvous: the others are gone, and torchrun
 would wait for minutes and then fail. So workers tell `cpr run` their checkpoint directory, and while it has
-no workers, it runs a process that reads the last owner of the directory (`cpr.resident.unsaved`).
+no workers, it runs a process that reads the last owner of the directory (`cpr.resident.cleanup`).
 """
 
 import subprocess
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from cpr.processes import Process
-from cpr.resident.unsaved import RUN_FILE, check_command
+from cpr.resident.cleanup import RUN_FILE, check_command
 
 FOLDER_VARIABLE: Final = "CPR_LAUNCH_FOLDER"
 """Environment variable of the folder through which workers talk to their `cpr run`."""

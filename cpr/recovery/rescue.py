@@ -19,16 +19,15 @@ from cpr.checkpoint.catalog.chain import find_states
 from cpr.checkpoint.format.manifest import Manifest
 from cpr.checkpoint.format.part import RankPart, tables_of
 from cpr.checkpoint.ownership.records import Owner, newest_owner
-from cpr.checkpoint.save.rank_writer import RankWriter
 from cpr.checkpoint.save.single_process import Progress, write_base, write_rows
+from cpr.checkpoint.save.writer_thread import RankWriter
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import MismatchError, ResidentMemoryError
 from cpr.extent import Extent
 from cpr.recovery.decide.assessment import Assessment, WorkerReport, assess
 from cpr.recovery.decide.inventory import PROGRESS_STATE, Inventory, examine
 from cpr.recovery.decide.lineage import Directory, SavedState
-from cpr.recovery.worker.memory import Claimed
-from cpr.recovery.worker.publisher import Counters
+from cpr.recovery.worker.memory import Claimed, Counters
 from cpr.resident.home import Home
 from cpr.shards.shard import TableShard
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from cpr.processes import Process, agent_pid, launcher_of_this_worker
-from cpr.resident.cleanup import free_leftovers
+from cpr.resident.cleanup import RUN_FILE, check_command, free_leftovers
 from cpr.resident.folders import (
     KEEPER_PREFIX,
     alone_in,
@@ -31,7 +31,6 @@ from cpr.resident.folders import (
     try_lock,
     unsaved_segments,
 )
-from cpr.resident.unsaved import RUN_FILE, check_command
 
 LOOK_S: Final = 1.0
 """Pause between checks for live agents."""

@@ -12,15 +12,15 @@ from typing import Final, Self
 import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from cpr.checkpoint.catalog.retention import Retention
+from cpr.checkpoint.catalog.committer import Retention
 from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.state.model_state import Heir, Stateful
 from cpr.estimator.history import RunHistory, SaveCost
 from cpr.estimator.planning.interval import IntervalRule
-from cpr.faults.fault_plan import ENVIRONMENT as FAULTS_VARIABLE
+from cpr.faults.injector import ENVIRONMENT as FAULTS_VARIABLE
 from cpr.priority.config import PriorityConfig
-from cpr.recovery.decide.decision import RecoveryPolicy
+from cpr.recovery.decide.assessment import RecoveryPolicy
 from cpr.recovery.run.report import Recovery
 from cpr.resident.home import LAUNCH_VARIABLE
 from cpr.session import PartialRecovery
@@ -37,7 +37,7 @@ LAUNCHES: Final = "launches"
 them."""
 
 AFTER_FAILURE: Final = {"process", "partial", "full"}
-"""Kinds of recovery that follow a failure, see `cpr.recovery.decide.decision`; a start or resume is none."""
+"""Kinds of recovery that follow a failure (`cpr.recovery.decide.assessment`); a start or resume is none."""
 
 logger = logging.getLogger(__name__)
 

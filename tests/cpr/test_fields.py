@@ -7,12 +7,12 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from cpr.checkpoint.catalog.retention import Retention
+from cpr.checkpoint.catalog.committer import Retention
 from cpr.checkpoint.config import CheckpointConfig
 from cpr.estimator.planning.interval import IntervalRule
 from cpr.fields import check_fields
 from cpr.priority.config import PriorityConfig
-from cpr.recovery.decide.decision import RecoveryPolicy
+from cpr.recovery.decide.assessment import RecoveryPolicy
 from cpr.saving.setup import SaveSettings
 
 CONFIGS = {

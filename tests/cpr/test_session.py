@@ -619,7 +619,7 @@ def fail(*_):
 
 
 def test_saves_that_fail_do_not_stop_training_and_are_tried_again(new_worker, caplog, monkeypatch):
-    monkeypatch.setattr("cpr.saving.retries.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("cpr.saving.periodic.FIRST_PAUSE_S", 0.0)
     worker = new_worker(restarted=False).restore()
     with monkeypatch.context() as broken:
         broken.setattr(worker.recovery.checkpointer._writer, "_write_all", fail)

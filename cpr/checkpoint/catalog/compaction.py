@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from cpr.checkpoint.format.manifest import RowFileEntry
-from cpr.checkpoint.format.row_file import RowFileWriter, read_chunk
-from cpr.checkpoint.format.row_schema import RowBatch
+from cpr.checkpoint.format.row_file import RowBatch, RowFileWriter, read_chunk
 from cpr.checkpoint.storage.base import Sink, Storage
 
 Layer = tuple[str, RowFileEntry]

@@ -2,25 +2,234 @@
 
 Every chunk of a row file names its rows and columns, and goes to all local shards that hold some of them. No
 other chunk is read, and none is copied whose digest differs.
+
+Reads chunks in parallel and copies them in an order in which old rows never overwrite new ones.
+
+Chunks of one table in one save hold different rows or columns, so they may be copied in any order; those of
+the next save wait for all of them, with their bytes already read and verified, so that many small row saves
+on a remote store do not cost one round trip each.
+
+Copies loaded rows into the live tensors of one shard, whatever shards they were saved from.
+
+Weights and optimizer state with one number per element are copied column by column. An optimizer with one
+number per row (row-wise Adagrad) keeps one for each *shard* of the row where a table is split by columns. So
+under another split there is no exact value: a shard that is a part of a saved one takes its number, and a
+shard that covers several takes their mean, weighted by the columns in common; the mean of equal numbers is
+exact. To average the newest numbers of all saves, they are kept apart until the end, in one vector for each
+range of columns between edges of saved shards; a shard that was saved with its present columns needs none.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.catalog.verify import check_cover
-from cpr.checkpoint.format.manifest import TableEntry, digest
+from cpr.checkpoint.format.manifest import ChunkEntry, RowFileEntry, TableEntry, digest
 from cpr.checkpoint.format.part import table_entry
+from cpr.checkpoint.format.row_file import RowBatch, read_chunk
 from cpr.checkpoint.format.tree_file import decode_state
-from cpr.checkpoint.load.reading import Read, plan_reads, run_reads
-from cpr.checkpoint.load.scatter import Target
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CorruptFileError, MismatchError
+from cpr.extent import Extent, common
 from cpr.shards.shard import TableShard
+
+Index = slice | Tensor
+"""Index of rows of a tensor: a range, or int64 `[n]`."""
+
+MEAN_ROWS: Final = 2**20
+
+
+class Target:
+    """A live shard that saved rows are copied into, oldest first.
+
+    Several threads may copy disjoint rows at the same time. `sources` are the extents of all saved shards
+    with rows that will be copied, and perhaps others.
+    """
+
+    def __init__(self, shard: TableShard, sources: Iterable[Extent]) -> None:
+        self.shard, self.extent = shard, shard.extent
+        self._columns = {name: column.detach() for name, column in shard.columns.items()}
+        edges = {edge for each in sources if (part := each.overlap(self.extent)) for edge in part.cols}
+        self._ranges = list(pairwise(sorted(edges)))
+        self._apart: dict[str, list[Tensor]] = {}
+        if len(self._ranges) > 1:
+            for name, column in self._columns.items():
+                if column.dim() == 1:  # uninitialised, so that pages without saved rows are never touched
+                    self._apart[name] = [torch.empty_like(column, device="cpu") for _ in self._ranges]
+
+    def wants(self, first_row: int, last_row: int) -> bool:
+        """Whether the shard holds some row from first to last."""
+        return common(self.extent.rows, (first_row, last_row + 1)) is not None
+
+    def write(self, rows: RowBatch, source_extent: Extent) -> None:
+        """Overwrite rows by those of a saved shard of some extent; rows that are not held are ignored."""
+        part = source_extent.overlap(self.extent)
+        if part is None:
+            return
+        begin, end = part.cols
+        here = slice(begin - self.extent.col_offset, end - self.extent.col_offset)
+        there = slice(begin - source_extent.col_offset, end - source_extent.col_offset)
+        source, target = self._choose(rows)
+        for name, column in self._columns.items():
+            saved = rows.columns[name]
+            if column.dim() == 2:
+                _copy(saved[:, there], source, column[:, here], target)
+            elif name not in self._apart:
+                _copy(saved, source, column, target)
+            else:
+                for (low, high), apart in zip(self._ranges, self._apart[name], strict=True):
+                    if begin <= low and high <= end:
+                        _copy(saved, source, apart, target)
+
+    def finish(self) -> None:
+        """Average the row-wise state of several saved shards; called once, after all rows were copied."""
+        widths = [high - low for low, high in self._ranges]
+        for name, vectors in self._apart.items():
+            column = self._columns[name]
+            for begin in range(0, self.shard.num_rows, MEAN_ROWS):
+                rows = slice(begin, begin + MEAN_ROWS)
+                parts = [vector[rows].double() * width for vector, width in zip(vectors, widths, strict=True)]
+                mean = torch.stack(parts).sum(0) / sum(widths)
+                _copy(mean, slice(None), column, rows)
+
+    def _choose(self, rows: RowBatch) -> tuple[slice, Index]:
+        """The range of `rows` that the shard holds, and the index of these rows in the shard."""
+        first, (offset, after_last) = rows.first_row, self.extent.rows
+        if rows.ids is None:
+            begin, end = max(first, offset), min(first + len(rows), after_last)
+            return slice(begin - first, end - first), slice(begin - offset, end - offset)
+        chosen = slice(*torch.searchsorted(rows.ids, torch.tensor([offset, after_last])).tolist())
+        return chosen, rows.ids[chosen] - offset
+
+
+def _copy(source: Tensor, chosen: slice, target: Tensor, rows: Index) -> None:
+    values = source[chosen]
+    if isinstance(rows, slice):
+        target[rows].copy_(values)
+    else:
+        values = values.to(target.device, target.dtype)
+        target.index_copy_(0, rows.to(target.device), values)
+
+
+NUM_THREADS: Final = 4
+"""Threads of a load that read, verify and copy."""
+LARGE_CHUNK_BYTES: Final = 64 * 2**20
+"""Many times what this program writes; memory for such a chunk is taken only if its file is that large."""
+
+
+class _Stage:
+    """Counts the open chunks of one table in one save; the next save's stage waits for this one."""
+
+    def __init__(self, previous: "_Stage | None") -> None:
+        self._previous = previous
+        self._open = 0
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+
+    def add(self) -> None:
+        """Count one more chunk; all are added before the first is read."""
+        self._open += 1
+
+    def wait_for_previous(self) -> None:
+        """Wait until all chunks of the previous save are copied."""
+        if self._previous is not None:
+            self._previous._over.wait()
+
+    def leave(self) -> None:
+        """Count a chunk as copied or failed; a failure stops the load."""
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                self._over.set()
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A chunk to read, and the shards that its rows are copied to."""
+
+    folder: str
+    entry: RowFileEntry
+    chunk: ChunkEntry
+    targets: Sequence[Target]
+    stage: _Stage
+
+
+def plan_reads(state: State, targets: Sequence[Target]) -> list[Read]:
+    """All chunks with rows and columns of the targets, each once, oldest save first."""
+    reads: list[Read] = []
+    newest: dict[str, _Stage] = {}
+    for save in state.saves:
+        stages = {target.shard.table_fqn: _Stage(newest.get(target.shard.table_fqn)) for target in targets}
+        for entry in save.rows:
+            holders = [target for target in targets if target.extent.overlap(entry.extent)]
+            for chunk in entry.chunks:
+                wanting = [target for target in holders if target.wants(chunk.first_row, chunk.last_row)]
+                if wanting:
+                    stage = newest[entry.table_fqn] = stages[entry.table_fqn]
+                    stage.add()
+                    reads.append(Read(save.folder, entry, chunk, wanting, stage))
+    return reads
+
+
+def run_reads(storage: Storage, reads: Sequence[Read], progress: Callable[[int], None] | None) -> int:
+    """Read, verify and copy chunks; the first error stops it. Returns the number of bytes read.
+
+    Takes host memory for one chunk per thread, as large as the largest one. The reads are in the planned
+    order: a thread that waits for chunks of an older save relies on other threads having taken them before.
+    """
+    for read in reads:
+        _check_large(storage, read)
+    largest = max((read.chunk.length for read in reads), default=0)
+    pinned = any(target.shard.weights.is_cuda for read in reads for target in read.targets)
+    local, stop = threading.local(), threading.Event()
+
+    def run(read: Read) -> int:
+        try:
+            if stop.is_set():
+                return 0
+            if not hasattr(local, "buffer"):
+                local.buffer = torch.empty(largest, dtype=torch.uint8, pin_memory=pinned)
+            buffer = memoryview(local.buffer.numpy())
+            rows = read_chunk(storage, read.folder, read.entry, read.chunk, buffer)
+            read.stage.wait_for_previous()
+            for target in read.targets:
+                target.write(rows, read.entry.extent)
+        except BaseException:
+            stop.set()
+            raise
+        finally:
+            read.stage.leave()  # after an error, too, or threads of the next stage would wait for ever
+        return read.chunk.length
+
+    bytes_read = 0
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="cpr-load") as pool:
+        try:
+            for done in as_completed([pool.submit(run, read) for read in reads]):
+                bytes_read += done.result()
+                if progress is not None:
+                    progress(done.result())
+        finally:
+            stop.set()
+    return bytes_read
+
+
+def _check_large(storage: Storage, read: Read) -> None:
+    """Refuse a chunk beyond the end of its file, so that a forged length cannot exhaust memory."""
+    if read.chunk.length > LARGE_CHUNK_BYTES:
+        path = f"{read.folder}/{read.entry.path}"
+        if (size := storage.size(path)) < read.chunk.offset + read.chunk.length:
+            raise CorruptFileError(
+                f"{storage.uri}/{path} has {size} bytes, and its manifest a chunk of {read.chunk.length} at "
+                f"byte {read.chunk.offset}: one of them is damaged; load an older state"
+            )
 
 
 def load_shards(

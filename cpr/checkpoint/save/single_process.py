@@ -11,9 +11,9 @@ from torch import Tensor
 from cpr.checkpoint.catalog.chain import committed
 from cpr.checkpoint.format.manifest import Manifest, Moment, save_folder
 from cpr.checkpoint.format.part import RankPart, merge_tables
-from cpr.checkpoint.format.row_schema import RowBatch
+from cpr.checkpoint.format.row_file import RowBatch
 from cpr.checkpoint.ownership.lock import DirectoryLock
-from cpr.checkpoint.save.rank_writer import RankWriter
+from cpr.checkpoint.save.writer_thread import RankWriter
 from cpr.checkpoint.storage.base import Storage
 from cpr.extent import Extent
 

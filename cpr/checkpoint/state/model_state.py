@@ -2,6 +2,8 @@
 
 Dense parameters and common registered states are equal on all ranks, so only rank 0 writes them; per-rank
 states (random generators, for example) are written by each rank.
+
+Adapts optimizers to registered states.
 """
 
 import random
@@ -13,12 +15,58 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchrec.optim.keyed import KeyedOptimizer
 
 from cpr.checkpoint.format.manifest import TableEntry
 from cpr.checkpoint.format.part import tables_of
 from cpr.errors import CheckpointError, MismatchError
 from cpr.shards import dense_tensors
+from cpr.shards.optimizers import create_state, forget_state
 from cpr.shards.shard import TableShard
+
+
+class OptimizerState:
+    """An optimizer as a registered state; creates or drops per-parameter state to match what is loaded.
+
+    TorchRec's keyed optimizers load in place, so they must have state for exactly the parameters for which
+    state was saved.
+
+    Args:
+        optimizer: of PyTorch or TorchRec, without fused parts.
+        shards: table shards whose optimizer state is saved with their rows: of an optimizer that updates
+            nothing else, only the options of its parameter groups (such as learning rates) are saved.
+    """
+
+    def __init__(self, optimizer: Optimizer, shards: Sequence[TableShard] = ()) -> None:
+        self._optimizer = optimizer
+        memory = {shard.weights.untyped_storage().data_ptr() for shard in shards}
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self.has_only_tables = bool(shards) and all(
+            isinstance(each, Tensor) and each.untyped_storage().data_ptr() in memory for each in parameters
+        )
+        """Whether the optimizer updates only tables."""
+
+    def state_dict(self) -> Any:
+        """The optimizer's state dict."""
+        state = self._optimizer.state_dict()
+        return {**state, "state": {}} if self.has_only_tables else state
+
+    def load_state_dict(self, state: Any) -> None:
+        """Restore the optimizer."""
+        if self.has_only_tables:
+            saved_groups = state.get("param_groups", ())
+            for group, saved in zip(self._optimizer.param_groups, saved_groups, strict=False):
+                group.update({name: value for name, value in saved.items() if name != "params"})
+            return
+        wanted = None
+        if isinstance(self._optimizer, KeyedOptimizer):
+            parameters = self._optimizer.params
+            wanted = [parameters[key] for key in state["state"] if key in parameters]
+            forget_state(self._optimizer, wanted)
+        if state["state"]:
+            create_state(self._optimizer, wanted)
+        self._optimizer.load_state_dict(state)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from cpr.errors import DamagedMemoryError, UnreadableMemoryError
 from cpr.extent import Extent
 from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport
 from cpr.recovery.run.progress import losses_in
-from cpr.recovery.worker.memory import Claimed, WorkerMemory
-from cpr.recovery.worker.publisher import counters_in
+from cpr.recovery.worker.memory import Claimed, WorkerMemory, counters_in
 from cpr.shards.shard import TableShard, bytes_per_row
 
 PROGRESS_STATE = "recovery"

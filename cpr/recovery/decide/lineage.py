@@ -20,7 +20,7 @@ from cpr.checkpoint.ownership.records import Owner, newest_owner
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import AlreadyFinishedError, CheckpointError, LockedError, MismatchError, RunFinished
 from cpr.rendezvous import WorkerGroup
-from cpr.resident.unsaved import find_unsaved
+from cpr.resident.cleanup import find_unsaved
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup
 from cpr.errors import CheckpointError
-from cpr.recovery.decide.assessment import Assessment
-from cpr.recovery.decide.decision import RecoveryPolicy
+from cpr.recovery.decide.assessment import Assessment, RecoveryPolicy
 from cpr.recovery.decide.inventory import PROGRESS_STATE
 from cpr.recovery.restore.transfer import ShardSources, lost_share_by_rank
 from cpr.recovery.run.progress import Charge, RunProgress

@@ -8,8 +8,7 @@ from typing import Any
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup
 from cpr.errors import CheckpointError, DivergedRunError, LockedError, MismatchError, StartOverError
-from cpr.recovery.decide.assessment import Assessment, WorkerReport, assess
-from cpr.recovery.decide.decision import Decision, RecoveryPolicy, decide
+from cpr.recovery.decide.assessment import Assessment, Decision, RecoveryPolicy, WorkerReport, assess, decide
 from cpr.recovery.decide.inventory import PROGRESS_STATE, Inventory, refuse_unreadable, take_inventory
 from cpr.recovery.decide.lineage import Directory
 from cpr.recovery.restore.pls_budget import Cost, PlsBudget
@@ -23,8 +22,7 @@ from cpr.recovery.restore.transfer import (
 )
 from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Phases, Recovery
-from cpr.recovery.worker.memory import WorkerMemory
-from cpr.recovery.worker.publisher import live_tree, put_back, put_counters, share_tree
+from cpr.recovery.worker.memory import WorkerMemory, live_tree, put_back, put_counters, share_tree
 from cpr.rendezvous import WorkerGroup
 from cpr.resident.segment import Segment
 from cpr.resident.status_page import NOTHING

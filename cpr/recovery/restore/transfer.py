@@ -6,7 +6,7 @@ where it is the source or the target, so that no two wait for each other.
 A row whose columns are held by several workers (a table split by columns) is put together if all its columns
 are left. If some are gone the row counts as lost, so that a row and its optimizer state stay of one moment.
 Optimizer state with one number a row follows the same rules as when it comes from a checkpoint
-(`cpr.checkpoint.load.scatter`).
+(`cpr.checkpoint.load.shard_loader`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.collectives import RankGroup
-from cpr.checkpoint.format.row_schema import RowBatch
-from cpr.checkpoint.load.scatter import Target
+from cpr.checkpoint.format.row_file import RowBatch
+from cpr.checkpoint.load.shard_loader import Target
 from cpr.extent import Extent, Interval, common, contains
 from cpr.recovery.decide.assessment import Held, Needed
 from cpr.recovery.run.report import RowOrigin, ShardLoss

@@ -11,7 +11,7 @@ from torch import Tensor
 from cpr.checkpoint.format.manifest import Manifest, Parent, save_folder
 from cpr.checkpoint.format.part import merge_tables, tables_of
 from cpr.checkpoint.format.row_file import RowBatch
-from cpr.checkpoint.save.rank_writer import RankWriter
+from cpr.checkpoint.save.writer_thread import RankWriter
 from cpr.errors import CorruptFileError
 from cpr.shards.shard import TableShard
 

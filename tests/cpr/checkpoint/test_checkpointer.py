@@ -15,7 +15,7 @@ import torch
 
 from cpr.checkpoint import checkpointer as module
 from cpr.checkpoint.catalog.chain import find_states
-from cpr.checkpoint.catalog.retention import Retention
+from cpr.checkpoint.catalog.committer import Retention
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer, SaveRequest, agree
 from cpr.checkpoint.save import snapshot
 from cpr.checkpoint.save import stager as copier

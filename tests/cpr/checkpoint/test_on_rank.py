@@ -9,7 +9,7 @@ from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.catalog.resolve import load_newest, on_rank_0
 from cpr.checkpoint.format.part import RankPart
 from cpr.errors import CheckpointError, CorruptFileError, SaveFailedError
-from cpr.recovery.worker import publisher as replicated
+from cpr.recovery.worker import memory as replicated
 from cpr.saving.cadence import FIRST_STEPS, AutoPace
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, save
 from tests.cpr.checkpoint.world import committer_of, run_ranks

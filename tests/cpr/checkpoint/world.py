@@ -5,8 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cpr.checkpoint.catalog.committer import Committer
-from cpr.checkpoint.catalog.retention import Retention
+from cpr.checkpoint.catalog.committer import Committer, Retention
 from cpr.checkpoint.collectives import RankGroup
 from cpr.checkpoint.storage.base import Storage
 

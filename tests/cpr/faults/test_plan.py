@@ -18,7 +18,7 @@ from cpr.faults import (
     Raise,
     StorageError,
     StorageOutage,
-    fault_plan,
+    injector,
 )
 from tests.cpr.faults.strategies import plans
 
@@ -34,7 +34,7 @@ def test_plan_survives_json(made):
 
 def test_document_in_the_docstring_is_read(tmp_path):
     path = tmp_path / "faults.json"
-    path.write_text(fault_plan.__doc__[fault_plan.__doc__.index("{") : fault_plan.__doc__.rindex("}") + 1])
+    path.write_text(injector.__doc__[injector.__doc__.index("{") : injector.__doc__.rindex("}") + 1])
     read = Plan.read(path)
     assert read.schedules[:3] == (
         AtStep(step=37, kind=KillWorker(), target=1),

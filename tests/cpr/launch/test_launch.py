@@ -151,7 +151,7 @@ def test_folder_of_a_killed_run_is_removed_by_the_next_one(cpr_run, tmp_path, mo
 
 WAITING = f"""
     sys.path.append({str(REPO)!r})
-    from cpr.resident.unsaved import note_run
+    from cpr.resident.cleanup import note_run
     (folder / "memory").mkdir(exist_ok=True)
     launcher = pathlib.Path(os.environ["CPR_LAUNCH_FOLDER"])
     note_run(str(folder / "checkpoint"), "s", folder / "memory", launcher)

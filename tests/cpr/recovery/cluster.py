@@ -12,18 +12,24 @@ from itertools import count
 from types import SimpleNamespace
 
 from cpr.checkpoint.catalog.chain import find_states
-from cpr.checkpoint.catalog.committer import Committer
+from cpr.checkpoint.catalog.committer import Committer, Retention
 from cpr.checkpoint.catalog.ownership import Ownership
 from cpr.checkpoint.catalog.resolve import find_newest, sweep_and_list
-from cpr.checkpoint.catalog.retention import Retention
 from cpr.checkpoint.collectives import Alone
 from cpr.checkpoint.format.manifest import Manifest
 from cpr.checkpoint.format.part import RankPart
 from cpr.checkpoint.ownership.records import Claimant
 from cpr.errors import LockedError, RunFinished, SaveFailedError
 from cpr.extent import Extent
-from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport, assess
-from cpr.recovery.decide.decision import RecoveryPolicy, decide
+from cpr.recovery.decide.assessment import (
+    RecoveryPolicy,
+    SegmentReport,
+    ShardReport,
+    Slot,
+    WorkerReport,
+    assess,
+    decide,
+)
 from cpr.recovery.decide.lineage import raise_if_finished, take_directory
 from cpr.recovery.restore.pls_budget import PlsBudget
 from cpr.recovery.restore.transfer import lost_share, plan_sources

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from cpr.checkpoint.ownership.records import newest_owner, write_owner
-from cpr.checkpoint.save.rank_writer import RankWriter
+from cpr.checkpoint.save.writer_thread import RankWriter
 from cpr.checkpoint.storage.base import open_storage
 from cpr.cli.main import entry
 from cpr.errors import MismatchError, SaveFailedError
@@ -27,7 +27,7 @@ def disk_full(*_):
 def home(tmp_path, monkeypatch):
     """Gives the folder of the only run; no process restarts it any more. The memory is freed afterwards."""
     monkeypatch.setenv("CPR_RESIDENT_ROOT", str(tmp_path / "memory"))
-    monkeypatch.setattr("cpr.saving.retries.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("cpr.saving.periodic.FIRST_PAUSE_S", 0.0)
 
     def find():
         (folder,) = (tmp_path / "memory").glob("*/*")
@@ -200,7 +200,7 @@ def test_the_last_save_waits_for_storage_and_keeps_the_memory_meanwhile(
         if len(kept) == 2:
             outage.undo()
 
-    monkeypatch.setattr("cpr.saving.retries.time.sleep", repaired)
+    monkeypatch.setattr("cpr.saving.periodic.time.sleep", repaired)
     outage.setattr(RankWriter, "write", disk_full)
     with worker.recovery:
         pass

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from cpr.errors import DamagedMemoryError
-from cpr.recovery.worker.publisher import Publisher
+from cpr.recovery.worker.memory import Publisher
 from cpr.resident.copy_out import CopyOut, SigtermHook
 from tests.cpr.resident.shards import RUN, assert_same, crash_and_find, make_shard
 

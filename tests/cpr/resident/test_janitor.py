@@ -14,11 +14,11 @@ from cpr.checkpoint.ownership.lock import DirectoryLock
 from cpr.checkpoint.ownership.records import Claimant
 from cpr.checkpoint.storage.base import open_storage
 from cpr.processes import AGENT_PID, LAUNCH_PID, Process, pid_namespace
+from cpr.resident.cleanup import RUN_FILE, note_run
+from cpr.resident.cleanup import main as check_unsaved
 from cpr.resident.folders import KEEPER_PREFIX, is_locked, janitor_file, live_keepers
 from cpr.resident.home import Home
 from cpr.resident.janitor import LOOK_S, ensure_janitor
-from cpr.resident.unsaved import RUN_FILE, note_run
-from cpr.resident.unsaved import main as check_unsaved
 from tests.cpr.checkpoint.saves import commit
 from tests.cpr.resident.shards import RUN, make_shard
 

@@ -71,7 +71,7 @@ class SlowStorage:
 @pytest.fixture
 def no_pauses(monkeypatch):
     """A save that has failed is tried again after the next step."""
-    monkeypatch.setattr("cpr.saving.retries.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("cpr.saving.periodic.FIRST_PAUSE_S", 0.0)
 
 
 def train(progress, saves, steps):
@@ -112,7 +112,7 @@ def test_the_last_save_is_asked_for_until_it_is_not_skipped():
 
 def test_the_last_save_is_tried_again_until_it_succeeds(monkeypatch, caplog):
     slept = []
-    monkeypatch.setattr("cpr.saving.retries.time.sleep", slept.append)
+    monkeypatch.setattr("cpr.saving.periodic.time.sleep", slept.append)
     progress = RunProgress()
     storage = SlowStorage(progress, failing={2}, broken={1, 3})
     saves = Saves(storage, progress, FixedPace(0), "rolling")

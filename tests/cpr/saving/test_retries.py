@@ -8,8 +8,8 @@ import pytest
 from cpr.checkpoint.collectives import Alone
 from cpr.checkpoint.save.writer_thread import Save
 from cpr.errors import SaveFailedError, SaveRefusedError
-from cpr.saving import retries as module
-from cpr.saving.retries import FIRST_PAUSE_S, LONGEST_PAUSE_S, Retries
+from cpr.saving import periodic as module
+from cpr.saving.periodic import FIRST_PAUSE_S, LONGEST_PAUSE_S, Retries
 
 STEP_S = 0.5
 

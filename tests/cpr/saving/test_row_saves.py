@@ -16,7 +16,7 @@ from cpr.saving.row_saves import RowSaves
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     """A save that has failed is tried again after the next step."""
-    monkeypatch.setattr("cpr.saving.retries.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("cpr.saving.periodic.FIRST_PAUSE_S", 0.0)
 
 
 class FakeCheckpointer:

@@ -92,7 +92,7 @@ def train(config: CheckpointConfig, steps: int) -> None:
 
 
 def test_failing_saves_end_training_only_after_the_limit(caplog, monkeypatch):
-    monkeypatch.setattr("cpr.saving.retries.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("cpr.saving.periodic.FIRST_PAUSE_S", 0.0)
     train(CheckpointConfig(every_steps=2), 100)
     assert caplog.text.count("the disk is full. Training continues") > 3
     with pytest.raises(SaveFailedError, match=r"the disk is full\. Saves have failed for .* is 1 ms"):

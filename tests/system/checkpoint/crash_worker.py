@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from cpr.checkpoint.catalog.retention import Retention
+from cpr.checkpoint.catalog.committer import Retention
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.checkpoint.save import snapshot
 from cpr.checkpoint.storage.local import LocalStorage

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpr.checkpoint.catalog.chain import find_states
-from cpr.checkpoint.catalog.retention import Retention, delete_save
+from cpr.checkpoint.catalog.committer import Retention, delete_save
 from cpr.checkpoint.format.manifest import save_folder
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, manifest_path, save
 

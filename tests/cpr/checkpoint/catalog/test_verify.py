@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cpr.checkpoint.catalog.retention import delete_save
+from cpr.checkpoint.catalog.committer import delete_save
 from cpr.checkpoint.catalog.verify import verify, verify_files
 from cpr.checkpoint.format.manifest import save_folder
 from cpr.errors import CheckpointError, CorruptFileError

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from cpr.checkpoint.format.codecs import CODECS
 from cpr.checkpoint.format.manifest import ChunkEntry, ColumnEntry, RowFileEntry
-from cpr.checkpoint.format.row_file import RowBatch, RowFileWriter, read_chunk
-from cpr.checkpoint.format.row_schema import DTYPES
+from cpr.checkpoint.format.row_file import DTYPES, RowBatch, RowFileWriter, read_chunk
 from cpr.errors import CorruptFileError
 from cpr.extent import Extent
 from tests.cpr.checkpoint.saves import MemoryStorage

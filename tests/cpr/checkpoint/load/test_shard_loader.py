@@ -14,9 +14,9 @@ from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import State, find_states
 from cpr.checkpoint.format.manifest import Manifest, save_folder
-from cpr.checkpoint.load import reading
+from cpr.checkpoint.load import shard_loader as reading
 from cpr.checkpoint.load.shard_loader import bytes_to_read, load_shards, read_state_file
-from cpr.checkpoint.save.rank_writer import RankWriter
+from cpr.checkpoint.save.writer_thread import RankWriter
 from cpr.errors import CorruptFileError, MismatchError
 from cpr.extent import Interval
 from cpr.shards.shard import TableShard

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from cpr.checkpoint.format.manifest import save_folder
-from cpr.checkpoint.format.row_schema import RowBatch
-from cpr.checkpoint.save.rank_writer import RankWriter
+from cpr.checkpoint.format.row_file import RowBatch
+from cpr.checkpoint.save.writer_thread import RankWriter
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CheckpointError
 from cpr.extent import Extent

@@ -14,10 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpr.checkpoint.storage import direct_io as direct
+from cpr.checkpoint.storage import local as direct
 from cpr.checkpoint.storage.base import open_storage
-from cpr.checkpoint.storage.direct_io import BLOCK_BYTES, MAX_BLOCKS, BlockPool, FileWriter
-from cpr.checkpoint.storage.local import TEMPORARY_SUFFIX, LocalStorage
+from cpr.checkpoint.storage.local import (
+    BLOCK_BYTES,
+    MAX_BLOCKS,
+    TEMPORARY_SUFFIX,
+    BlockPool,
+    FileWriter,
+    LocalStorage,
+)
 from cpr.errors import CheckpointError, CorruptFileError
 
 REPO = Path(__file__).parents[4]

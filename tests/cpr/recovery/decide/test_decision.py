@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpr.recovery.decide.assessment import Assessment, Slot
-from cpr.recovery.decide.decision import RecoveryPolicy, decide
+from cpr.recovery.decide.assessment import Assessment, RecoveryPolicy, Slot, decide
 
 FOUND = Assessment(
     slot=Slot(generation=0, step=7), slot_of=(0, 0), interrupted=False, held=(), needed=(), old_world_size=4
