@@ -251,15 +251,3 @@ def test_a_run_on_an_object_store(start, s3, tmp_path):
     again = start(uri)
     assert again.checkpointer.load().state.newest.kind == "base"
     assert_same(again.values(), saved)
-
-
-def test_an_object_store_that_goes_away_is_named(start, start_s3):
-    server = start_s3()
-    run = start(server.uri("bucket/run"))
-    run.save()
-    server.process.kill()
-    server.process.wait()
-    run.checkpointer.save("consistent")
-    with pytest.raises(SaveFailedError, match=r"s3://bucket/run/"):
-        run.checkpointer.wait()
-    run.train(2)  # training continues

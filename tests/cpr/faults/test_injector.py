@@ -293,28 +293,6 @@ def start(folder, plan, first=0):
 
 @pytest.mark.system
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("wipe", [False, True])
-def test_worker_is_killed_once_over_restarts(tmp_path, wipe):
-    (tmp_path / "memory").mkdir()
-    (tmp_path / "memory/tables").write_bytes(b"rows")
-    plan = Plan(
-        schedules=(
-            AtStep(step=3, kind=KillWorker(wipe=wipe), target=0),
-            AtStep(step=4, kind=KillWorker(wipe=wipe), target=1),
-        )
-    )
-    killed = start(tmp_path, plan)
-    output, errors = killed.communicate(timeout=50)
-    assert (killed.returncode, output.split()) == (-signal.SIGKILL, ["0", "1", "2"])
-    assert f"kill -9 of rank 0{' with its resident memory' if wipe else ''} at step 3" in errors
-    assert f"as asked for by CPR_FAULTS={tmp_path / 'faults.json'}" in errors
-    assert (tmp_path / "memory").exists() != wipe
-    again = start(tmp_path, plan, first=3)
-    assert (again.communicate(timeout=50)[0].split(), again.returncode) == (["3", "4", "5"], 0)
-
-
-@pytest.mark.system
-@pytest.mark.timeout(180)
 def test_worker_is_killed_during_a_save(tmp_path):
     worker = start(tmp_path, at(2, StorageError(operation="commit", error="KILL")))
     worker.communicate(timeout=50)

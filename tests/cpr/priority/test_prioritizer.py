@@ -50,24 +50,6 @@ def prioritizer(model):
         yield made
 
 
-def test_rows_to_save_are_the_most_used_ones_and_small_tables(model, prioritizer):
-    counts = {name: torch.zeros(rows) for name, rows in ROWS.items()}
-    for step in range(3):
-        for name, ids in train(model, step).items():
-            counts[name] += torch.bincount(ids, minlength=ROWS[name])
-    rows = prioritizer.rows_to_save()
-    assert rows.keys() == {found.name for found in find_shards(model)}
-    for name, chosen in rows.items():
-        of_table = counts[table_of(name)].tolist()
-        ranked = sorted((-count, row) for row, count in enumerate(of_table) if count)
-        budget = math.ceil(RATIO * len(of_table))
-        expected = (
-            sorted(row for _, row in ranked[:budget]) if name not in WHOLE else list(range(len(of_table)))
-        )
-        assert chosen.tolist() == expected, name
-        assert (chosen.dtype, chosen.device.type) == (torch.int64, "cpu")
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_saves_with_a_checkpointer(model, scheme, tmp_path):
     """Loaded rows are the last saved ones."""

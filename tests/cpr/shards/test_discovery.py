@@ -166,24 +166,6 @@ def test_columns_counters_and_dense_tensors_are_the_whole_state(world_of_one, ma
             assert torch.equal(target.counters[name], counter), (source.name, name)
 
 
-def test_views_stay_valid_in_shared_memory(world_of_one):
-    training = Training(lambda parameters: torch.optim.Adagrad(parameters, lr=0.1), seed=1)
-    shards = training.shards()
-    for group in table_groups(training.model):
-        for name in ("weights_host", "momentum1_host", "weights"):
-            if isinstance(tensor := getattr(group.emb_module, name, None), torch.Tensor):
-                tensor.detach().share_memory_()
-                assert tensor.is_shared()
-    fresh = {found.name: found for found in training.shards()}
-    before = [found.weights.clone() for found in shards]
-    training.step()
-    for found, old in zip(shards, before, strict=True):
-        assert found.weights.is_shared()
-        assert found.weights.data_ptr() == fresh[found.name].weights.data_ptr()
-        assert not torch.equal(found.weights, old)
-        assert torch.equal(found.weights, fresh[found.name].weights)
-
-
 def test_written_counters_are_used(world_of_one):
     model = shard({"a": "tw"}, bags=bags(a=10))
     (found,), (group,) = find_shards(model), table_groups(model)

@@ -103,29 +103,6 @@ def check_sums_of_all_values_are_exact() -> None:
                 assert torch.equal(in_place, total)
 
 
-def check_a_hundred_steps_lose_nothing() -> None:
-    """Weights stay bit for bit equal, and no gradient is lost."""
-    size, num_ranks = 203, dist.get_world_size()
-    select = select_share(TopK(), 20, size)
-    lossy = [Ring(LOSSY[0]), SparseAllGather(LOSSY[2])]  # the rest only combine these
-    for collective in in_all_ways(PLAIN) + lossy:
-        weights, vector, put_in = torch.zeros(size), torch.zeros(size), torch.zeros(size)
-        for step in range(100):
-            gradient = weights - drawn(size, step)
-            put_in += gradient
-            vector += gradient
-            weights -= 0.1 * collective.reduce(vector, select) / num_ranks
-        assert_same_bits(weights)
-        moved = -weights.double() * num_ranks / 0.1
-        torch.testing.assert_close(
-            moved + of_all(vector).double().sum(0),
-            of_all(put_in).double().sum(0),
-            rtol=1e-4,
-            atol=1e-3,
-            msg=collective.name,
-        )
-
-
 def check_groups_of_three_ranks_and_of_one() -> None:
     """Three ranks make no binary tree and no nodes of two."""
     three, one = dist.new_group([0, 1, 2]), dist.new_group([3])

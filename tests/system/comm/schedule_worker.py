@@ -9,7 +9,6 @@ from torch.optim import SGD
 
 from dlrm.comm.p3 import scheduler as scheduling
 from dlrm.comm.p3.scheduler import PriorityExchange
-from dlrm.optim import LAMB, LARS
 from dlrm.optim.norms import SharedNorms, choose_norms, divide, local_norms
 from tests.system.comm.common import assert_same_bits, assert_same_value
 
@@ -127,20 +126,3 @@ def check_norms():
     assert torch.equal(shared(others_spoilt), local_norms(tensors))  # each rank reads its own share only
     chosen = choose_norms(replicas())
     assert_same_value(type(chosen).__name__)
-
-
-def check_large_batch_optimizers():
-    """Shared and local norms lead to the same bits, on all ranks."""
-    for make_optimizer, options in ((LARS, {"lr": 1.0}), (LAMB, {"lr": 0.01})):
-        ended = []
-        for norms in (SharedNorms(), local_norms):
-            parameters = replicas()
-            optimizer = make_optimizer(parameters, weight_decay=0.01, norms=norms, **options)
-            generator = torch.Generator().manual_seed(9)
-            for _ in range(STEPS):
-                for parameter in parameters:
-                    parameter.grad = torch.randn(parameter.shape, generator=generator)
-                optimizer.step()
-            ended.append(torch.cat([parameter.detach().flatten() for parameter in parameters]))
-        assert torch.equal(*ended)
-        assert_same_bits(ended[0])

@@ -178,20 +178,6 @@ def test_what_is_lost_is_counted_once_whenever_the_recovery_dies(torchrun, folde
 
 
 @pytest.mark.usefixtures("below_cpr_run")
-def test_two_workers_killed_at_once_lose_nothing(torchrun, folder):
-    code, said = torchrun("both")
-    assert code == 0, said[-4000:]
-    for rank in (0, 1):
-        begun, alive = load(folder, f"begin-1-{rank}"), load(folder, f"alive-{rank}")
-        assert_rows(begun, alive)
-        assert torch.equal(begun["owed"], alive["owed"])
-        assert (folder / f"losses-1-{rank}.txt").read_text() == ""
-    story = story_of(folder, 1)
-    assert (story["kind"], story["pls_added"], story["bytes_read"]) == ("process", 0.0, 0)
-    assert len(story["dead"]) == 2
-
-
-@pytest.mark.usefixtures("below_cpr_run")
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_another_world_size_gets_the_rows_from_memory(torchrun, folder, monkeypatch, ranks):
     code, _ = torchrun("resize", restarts=0)

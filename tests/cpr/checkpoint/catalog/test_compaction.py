@@ -15,7 +15,6 @@ from cpr.checkpoint.catalog.compaction import Layer, merge_row_files
 from cpr.checkpoint.format.manifest import ColumnEntry, RowFileEntry
 from cpr.checkpoint.format.row_file import RowBatch, RowFileWriter, read_chunk
 from cpr.checkpoint.storage.local import LocalStorage
-from cpr.errors import CorruptFileError
 from cpr.extent import Extent
 from tests.cpr.checkpoint.saves import MemoryStorage
 
@@ -141,16 +140,3 @@ def test_compaction_holds_one_chunk_of_each_file():
     merge(storage, layers)
     assert len(storage.reads) == 3 * 40
     assert len(buffers) == 3
-
-
-@given(data=st.data())
-def test_compaction_refuses_any_flipped_bit(data):
-    storage = MemoryStorage()
-    layers = three_layers(storage)
-    folder, entry = data.draw(st.sampled_from(layers))
-    chunk = data.draw(st.sampled_from(entry.chunks))
-    byte = data.draw(st.integers(chunk.offset, chunk.offset + chunk.length - 1))
-    storage.flip_bit(f"{folder}/{PATH}", byte, data.draw(st.integers(0, 7)))
-    with pytest.raises(CorruptFileError, match=f"{folder}/{PATH}.* is damaged"):
-        merge(storage, layers)
-    assert f"saves/merged/{PATH}" not in storage.files

@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -286,31 +284,3 @@ def test_a_store_that_pauses_and_then_dies(start_s3, monkeypatch: pytest.MonkeyP
         CheckpointError, match=r"reading s3://bucket/a/slow failed.*check that the store is up"
     ):
         read(storage, "slow")
-
-
-WRITER = """
-import sys
-from cpr.checkpoint.storage.base import open_storage
-
-storage = open_storage(sys.argv[1])
-with storage.create("file") as sink:
-    while True:
-        sink.write(memoryview(bytes(2**23)))
-        print("on its way", flush=True)
-"""
-
-
-@pytest.mark.system
-@pytest.mark.timeout(60)
-def test_a_writer_killed_in_the_middle(s3):
-    uri = s3.uri("bucket/killed")
-    storage = open_storage(uri)
-    write(storage, "file", b"old")
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, uri], stdout=subprocess.PIPE, text=True, cwd=REPO
-    ) as writer:
-        for _ in range(6):
-            assert writer.stdout.readline()
-        writer.kill()
-    assert "<Key>killed/file</Key>" in s3.request("GET", "/bucket?uploads"), "no upload had begun"
-    assert read(storage, "file") == b"old"

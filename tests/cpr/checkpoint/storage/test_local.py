@@ -3,10 +3,6 @@
 import errno
 import fcntl
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from pathlib import Path
 
@@ -276,44 +272,3 @@ def test_open_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         storage = open_storage(uri)
         assert isinstance(storage, LocalStorage)
         assert storage.uri == str(folder)
-
-
-WRITER = """
-import sys
-from cpr.checkpoint.storage.local import LocalStorage
-
-storage = LocalStorage(sys.argv[1])
-block = bytearray(2**20)
-for version in range(1, 255):
-    block[:] = bytes([version]) * len(block)
-    with storage.create("file") as sink:
-        for i in range(20):
-            sink.write(memoryview(block))
-            if i == 10:
-                print(version, flush=True)
-"""
-
-
-@pytest.mark.system
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("last", ["1", "3"])
-def test_a_writer_killed_in_the_middle(storage: LocalStorage, tmp_path: Path, last: str):
-    command = [sys.executable, "-c", textwrap.dedent(WRITER), storage.uri]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPO) as writer:
-        for line in writer.stdout:
-            if line.strip() == last:
-                break
-        writer.send_signal(signal.SIGKILL)
-    leftovers = [name for name in files_in(Path(storage.uri)) if name != "file"]
-    assert all(name.endswith(TEMPORARY_SUFFIX) for name in leftovers)
-    if list(storage.list()):
-        data = read(storage, "file")
-        assert len(data) == 20 * 2**20
-        assert set(data) == {data[0]}
-        assert data[0] >= int(last) - 1
-    else:
-        assert last == "1"
-        assert leftovers
-    write(storage, "file", b"next")
-    assert read(storage, "file") == b"next"
-    assert list(storage.list()) == ["file"]

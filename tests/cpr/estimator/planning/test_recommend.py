@@ -75,19 +75,6 @@ def text_of(job, target=0.1, ratio=0.125, failures=None):
     return " ".join(as_text(recommend(job, target, ratio), inputs, failures).split())
 
 
-def test_text_begins_with_the_recommendation():
-    text = as_text(recommend(KAGGLE, 0.1), EstimatorInputs(job=KAGGLE, sources={"T_fail": "given"}))
-    lines = text.splitlines()
-    assert lines[0] == "Partial recovery, a save each 44.8 h, as the 12.5% most important rows each 5.6 h."
-    assert lines[1] == "Expected: 0.53% overhead (17.8 min of 56 h) and a PLS of 0.1."
-    assert lines[2] == "That is 7.96% of training time (4.46 h) less than full recovery at its best."
-    titles = [
-        line for line in lines if line in {"Why", "What would change this", "Worth knowing", "It rests on"}
-    ]
-    assert titles == ["Why", "What would change this", "Worth knowing", "It rests on"]
-    assert max(map(len, lines)) <= 100
-
-
 def test_text_names_the_thresholds():
     assert "A target PLS below 0.0026 (now 0.1): then full recovery is the choice" in text_of(KAGGLE)
     strict = text_of(KAGGLE, 0.001)

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from cpr.errors import NoProgressError
 from cpr.recovery.run.progress import SAVES_KEPT, Charge, RunProgress
-from cpr.recovery.run.report import Ending, Recovery
+from cpr.recovery.run.report import Recovery
 
 MAX_WITHOUT_PROGRESS = 2
 
@@ -105,20 +104,6 @@ def test_what_a_checkpoint_brings_back_forgets_no_recovery_and_no_vain_attempt()
     assert (progress.steps_done, len(progress.recoveries), progress.generation) == (1, 1, 4)
     progress.start_over()
     assert (progress.steps_done, progress.samples_done, len(progress.recoveries)) == (0, 0, 1)
-
-
-def test_generations_in_vain_are_counted_and_their_ends_told():
-    progress = RunProgress()
-    progress.step(8)
-    for generation, why in ((1, "first"), (2, "second")):
-        progress = handed_on(progress)
-        progress.begin(generation, (Ending(rank=1, pid=5, host="h", why=why),), False, MAX_WITHOUT_PROGRESS)
-    progress = handed_on(progress)
-    with pytest.raises(NoProgressError) as report:
-        progress.begin(3, (Ending(rank=0, pid=6, host="h", why="third"),), False, MAX_WITHOUT_PROGRESS)
-    assert "generation 1 ended: rank 1 (process 5 on h): second" in str(report.value)
-    assert "generation 2 ended: rank 0 (process 6 on h): third" in str(report.value)
-    assert "first" not in str(report.value)  # that generation had finished a step
 
 
 def test_what_was_charged_is_handed_on_with_the_newest_world_sizes():

@@ -1,6 +1,5 @@
 """Which worker claims what, and who knows that it continues a run."""
 
-import errno
 import os
 import subprocess
 from dataclasses import replace
@@ -8,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from cpr.errors import ResidentMemoryError, UnreadableMemoryError
+from cpr.errors import ResidentMemoryError
 from cpr.recovery.worker.memory import WorkerMemory, is_restarted, launch_of_this_worker
 from cpr.rendezvous import join
 from cpr.resident.home import Home, run_key
@@ -124,27 +123,6 @@ def test_each_segment_falls_to_one_worker_of_the_node(
     for worker in found:
         worker.remove()
     assert Home(run_key(str(tmp_path)), tmp_path).find() == ([], [])
-
-
-def test_memory_that_cannot_be_read_now_ends_the_worker_and_is_there_for_the_next(tmp_path, monkeypatch):
-    """It does not continue from a checkpoint instead, nor claims a part of what there is."""
-    home = Home(run_key(str(tmp_path)), tmp_path)
-    for rank in range(2):
-        leave(home, rank, world_size=2)
-    monkeypatch.setattr("cpr.resident.regions.PATIENCE_S", 0.0)
-    worker = WorkerMemory(str(tmp_path), str(tmp_path))
-    with monkeypatch.context() as patch:
-        patch.setattr("mmap.mmap", no_memory)
-        with pytest.raises(UnreadableMemoryError, match="Cannot allocate memory"):
-            worker.claim()
-    assert worker.claimed == []
-    worker.claim()
-    assert [each.layout.rank for each in worker.claimed] == [0, 1]
-    worker.remove()
-
-
-def no_memory(*_args):
-    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
 def test_memory_of_another_run_of_the_same_name_stays_while_its_agent_lives(tmp_path, agents, monkeypatch):
