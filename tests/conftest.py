@@ -114,7 +114,7 @@ def launcher() -> Iterator[int]:
 @pytest.fixture(scope="session")
 def lender() -> Iterator[dict[str, str]]:
     """What programs that are started by `-m tests.programs` need in their environment to start as forks."""
-    from tests.programs import LENDER  # noqa: PLC0415  # a copy of this file works elsewhere, see test_conftest
+    from tests.programs import LENDER  # noqa: PLC0415  # only who needs it
 
     with _waiting_process() as pid:
         environment = {LENDER: str(pid), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}

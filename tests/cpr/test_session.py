@@ -189,13 +189,6 @@ def test_a_worker_that_dies_again_before_it_trains_changes_nothing(new_worker):
     assert [each.kind for each in again.recovery.recoveries] == ["start", "process", "process"]
 
 
-def test_an_exception_leaves_word_of_its_reason(new_worker):
-    new_worker(restarted=False).restore().train(2).die(RuntimeError("the cat sat on the cable"))
-    (ending,) = new_worker().restore().story.dead
-    assert ending.why == "RuntimeError: the cat sat on the cable"
-    assert ending.left_ns is not None
-
-
 def test_all_memory_gone_is_a_full_recovery_to_the_exact_position(new_worker, wipe):
     worker = new_worker(restarted=False, resume=False).restore().train(10).wait_for_save()
     saved = worker.values()

@@ -67,12 +67,6 @@ def test_files_come_back(storage: Storage, size: int):
     assert part == data[size // 3 : size // 3 + size // 2]
 
 
-def test_files_are_replaced(storage: Storage):
-    write(storage, "file", b"a longer one")
-    write(storage, "file", b"new")
-    assert read(storage, "file") == b"new"
-
-
 def test_memory_that_is_written_may_be_reused_at_once(storage: Storage):
     buffer = bytearray(5_000_000)
     with storage.create("file") as sink:
