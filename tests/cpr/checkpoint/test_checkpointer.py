@@ -77,6 +77,30 @@ def test_a_save_loads_exactly(start, moment):
     assert (loaded.state.step, loaded.rejected, loaded.same_ranks) == (3, (), True)
 
 
+def test_wish_3_optimizer_rows_learning_rate_and_counters_are_of_the_same_moment(start):
+    run = start()
+    run.train(3)
+    for group in run.model.fused_optimizer.param_groups:
+        group["lr"] = 0.025
+    run.model.fused_optimizer.step()
+    run.checkpointer.save("consistent")
+    before = {shard.name: dict(shard.counters) for shard in run.checkpointer.shards}
+    before = {
+        name: {key: value.item() for key, value in counters.items()} for name, counters in before.items()
+    }
+    saved = run.values()
+    run.train(2)
+    run.checkpointer.close()
+
+    again = start()
+    again.checkpointer.load()
+    assert_same(again.values(), saved)
+    for shard in again.checkpointer.shards:
+        assert {key: value.item() for key, value in shard.counters.items()} == before[shard.name]
+        assert shard.counters["iter"].item() == 3
+        assert shard.counters["learning_rate"].item() == pytest.approx(0.025)
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_the_umask_decides_who_may_read_a_checkpoint(start, tmp_path, umask):
     before = os.umask(umask)

@@ -38,19 +38,27 @@ def flip_bit(directory, sequence):
     return f"{save_folder(sequence)}/model.a/r0-c0.arrow"
 
 
-def test_flags_of_checkpoint_commands():
+JOB = {"--total", "--fail", "--save", "--blocked", "--load", "--reschedule", "--nodes", "--pls", "--run"}
+FLAGS = {
+    "describe": {"--json", "directory"},
+    "verify": {"directory"},
+    "export": {"--out", "--sequence", "--step", "--to", "directory"},
+    "import": {"--out", "--step", "--tables", "source"},
+    "plan": {*JOB, "--failures", "--json", "--plot", "--ratio"},
+    "simulate": {
+        *(*JOB, "--failures", "--interval", "--distribution", "--shape", "--of-nodes", "--group-share"),
+        *("--group-nodes", "--trials", "--seed", "--json", "--plot"),
+    },
+}
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_flags(command):
     """Every flag is a promise: add one only if users need it."""
     commands = next(action for action in build_parser()._actions if action.choices)
-    flags = {
-        name: sorted(flag for action in parser._actions for flag in action.option_strings or [action.dest])
-        for name, parser in commands.choices.items()
-    }
-    assert {name: flags[name] for name in ("describe", "verify", "export", "import")} == {
-        "describe": ["--help", "--json", "-h", "directory"],
-        "verify": ["--help", "-h", "directory"],
-        "export": ["--help", "--out", "--sequence", "--step", "--to", "-h", "directory"],
-        "import": ["--help", "--out", "--step", "--tables", "-h", "source"],
-    }
+    actions = commands.choices[command]._actions
+    flags = {flag for action in actions for flag in action.option_strings or [action.dest]}
+    assert flags == {*FLAGS[command], "-h", "--help"}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
@@ -145,11 +153,14 @@ def test_interruption_prints_no_traceback(directory, capsys, monkeypatch):
     assert capsys.readouterr().err == "cpr: interrupted\n"
 
 
-def test_describe_does_not_import_torch(directory):
+@pytest.mark.parametrize(
+    "command", ["describe {}", "clean", "plan --total 56h --fail 28h --save 5m --nodes 8"]
+)
+def test_quick_commands_do_not_import_torch(directory, monkeypatch, command):
+    monkeypatch.setenv("CPR_RESIDENT_ROOT", str(directory))
     code = "import sys, cpr.cli; code = cpr.cli.entry(); sys.exit(code or ('torch' in sys.modules) * 9)"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "describe", str(directory)], capture_output=True, text=True, check=False
-    )
+    words = [word.format(directory) for word in command.split()]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -1,13 +1,11 @@
 """`cpr plan`: flags, output, errors."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from cpr.checkpoint.storage.local import LocalStorage
-from cpr.cli.main import build_parser, entry
+from cpr.cli.main import entry
 from cpr.estimator.history import write_history
 from tests.cpr.estimator.histories import make_failure, make_history, make_save
 
@@ -26,22 +24,6 @@ def run(tmp_path):
     )
     write_history(LocalStorage(tmp_path / "run"), history)
     return tmp_path / "run"
-
-
-def test_flags_of_plan():
-    """Every flag is a promise: add one only if users need it."""
-    commands = next(action for action in build_parser()._actions if action.choices)
-    flags = sorted(flag for action in commands.choices["plan"]._actions for flag in action.option_strings)
-    times = ["--total", "--fail", "--save", "--blocked", "--load", "--reschedule"]
-    job = [*times, "--nodes", "--pls", "--run", "--failures"]
-    assert flags == sorted([*job, "-h", "--help", "--json", "--plot", "--ratio"])
-
-
-def test_text_output(capsys):
-    assert entry(["plan", *JOB]) == 0
-    out = capsys.readouterr()
-    assert out.out.startswith("Partial recovery, a save each 44.8 h")
-    assert out.err == ""
 
 
 def test_json_output(capsys):
@@ -123,11 +105,3 @@ def test_times_need_units(capsys):
         entry(["plan", "--total", "56"])
     assert left.value.code == 2
     assert "'56' is not a span of time; write a number with its unit" in capsys.readouterr().err
-
-
-def test_plan_does_not_import_torch():
-    code = "import sys, cpr.cli; code = cpr.cli.main.entry(); sys.exit(code or ('torch' in sys.modules) * 9)"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "plan", *JOB], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")

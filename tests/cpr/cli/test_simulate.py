@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cpr.cli.command import FAILED, FINE
-from cpr.cli.main import build_parser, entry
+from cpr.cli.main import entry
 from cpr.estimator.planning.estimator_inputs import EstimatorInputs
 from cpr.estimator.planning.formulas import Job, expected_pls
 
@@ -24,17 +24,6 @@ def log(tmp_path):
     path = tmp_path / "failures.csv"
     path.write_text(LOG)
     return str(path)
-
-
-def test_flags_of_simulate():
-    """Every flag is a promise: add one only if users need it. Those of the job are `cpr plan`'s, too."""
-    commands = next(action for action in build_parser()._actions if action.choices)
-    flags = {flag for action in commands.choices["simulate"]._actions for flag in action.option_strings}
-    of_job = {"--total", "--fail", "--save", "--blocked", "--load", "--reschedule", "--nodes", "--pls"}
-    assert flags - of_job - {"--run", "--failures", "--help", "-h"} == {
-        *("--interval", "--distribution", "--shape", "--of-nodes", "--group-share", "--group-nodes"),
-        *("--trials", "--seed", "--json", "--plot"),
-    }
 
 
 def test_text_and_picture(capsys, tmp_path):
