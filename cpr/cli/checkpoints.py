@@ -8,13 +8,11 @@ Each command imports the modules that it needs when it runs, so that `cpr run` a
 import argparse
 import json
 from collections.abc import Iterable
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cpr.cli.command import BAD, FINE, Command
-from cpr.cli.progress_bar import Bar
+from cpr.cli.command import BAD, FINE, Command, byte_bar
 from cpr.humanize import count_text, size_text
 
 if TYPE_CHECKING:
@@ -50,8 +48,8 @@ def _verify(options: argparse.Namespace) -> int:
     from cpr.checkpoint.storage.base import open_storage
 
     storage = open_storage(options.directory)
-    with closing(Bar("verifying")) as bar:
-        result = verify(storage, bar.advance, bar.start)
+    with byte_bar("verifying") as bar:
+        result = verify(storage, bar.update, bar.reset)
     _print_rejected(result.rejected)
     if not result.states and all(save.unfinished for save in result.rejected):
         raise ValueError(f"{storage.uri} holds no checkpoint")
@@ -87,15 +85,15 @@ def _export(options: argparse.Namespace) -> int:
     from cpr.checkpoint.interop.export import export
     from cpr.checkpoint.storage.base import open_storage
 
-    with closing(Bar("exporting")) as bar:
+    with byte_bar("exporting") as bar:
         done = export(
             open_storage(options.directory),
             options.to,
             options.out,
             sequence=options.sequence,
             step=options.step,
-            progress=bar.advance,
-            start=bar.start,
+            progress=bar.update,
+            start=bar.reset,
         )
     _print_rejected(done.rejected)
     print(f"exported {_state_text(done.state)} to {options.out}")

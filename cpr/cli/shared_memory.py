@@ -1,12 +1,10 @@
 """`cpr clean` and `cpr rescue`: free or save the shared memory that dead runs left on this machine."""
 
 import argparse
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from cpr.cli.command import FINE, Command
-from cpr.cli.progress_bar import Bar
+from cpr.cli.command import FINE, Command, byte_bar
 from cpr.humanize import count_text, size_text
 from cpr.resident.cleanup import free, occupied
 from cpr.resident.folders import UNSAVED_FILE, unsaved_segments, user_folder
@@ -65,9 +63,9 @@ def _rescue(options: argparse.Namespace) -> int:
     from cpr.recovery.rescue import opened, save  # noqa: PLC0415
 
     storage = open_storage(options.out)
-    with opened(folder) as rescued, closing(Bar("saving")) as bar:
-        bar.start(rescued.num_bytes)
-        manifest = save(rescued, storage, bar.advance)
+    with opened(folder) as rescued, byte_bar("saving") as bar:
+        bar.reset(rescued.num_bytes)
+        manifest = save(rescued, storage, bar.update)
     for segment in unsaved_segments(folder):
         (segment / UNSAVED_FILE).unlink(missing_ok=True)
     print(
