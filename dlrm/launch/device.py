@@ -1,9 +1,14 @@
-"""The rank of this process and its device."""
+"""The rank of this process, its device, and values that rank 0 decides."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -42,3 +47,18 @@ def resolve_device(name: str, ranks: Ranks) -> torch.device:
             "start at most that many processes with --nproc-per-node"
         )
     return torch.device("cuda", ranks.local_rank)
+
+
+def of_rank_0(function: Callable[[], Value]) -> Value:
+    """Call a function on rank 0 alone; its result, or its `ValueError`, on all ranks. A collective."""
+    held: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            held = [function()]
+        except ValueError as error:
+            held = [error]
+    dist.broadcast_object_list(held)
+    if isinstance(held[0], ValueError):
+        raise held[0]
+    value: Value = held[0]
+    return value

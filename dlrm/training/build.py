@@ -5,7 +5,6 @@ import os
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,7 @@ from dlrm.dense_sync.p3 import P3Sync
 from dlrm.dense_sync.selective import SelectiveSync
 from dlrm.fault_tolerance.session import Checkpoints, Session
 from dlrm.fault_tolerance.setup import RecoverySetup, save_config
-from dlrm.launch.device import Ranks
+from dlrm.launch.device import Ranks, of_rank_0
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.models.mlp import ONEDNN_DTYPES
 from dlrm.optim.build import Optimizers
@@ -98,7 +97,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
     """Build everything that the training loop uses; a collective, after the rendezvous."""
     config, ranks = inputs.config, inputs.ranks
     _warn_of_slow_bf16(config, inputs.device)
-    folder = inputs.resume or _agreed_run_folder(config, inputs.recipe, ranks.rank, recovery)
+    folder = inputs.resume or _agreed_run_folder(config, inputs.recipe, recovery)
     if recovery is None:
         model = shard(inputs, folder=folder)
     else:
@@ -198,19 +197,14 @@ def _open_checkpoints(trainer: Trainer, inputs: Inputs, folder: Path) -> Checkpo
     )
 
 
-def _agreed_run_folder(config: Config, recipe: str, rank: int, recovery: RecoverySetup | None) -> Path:
-    folder: list[Any] = [None]
-    if rank == 0:
-        root = Path(config.train.run_folder)
-        try:
-            found = recovery.find_folder(root) if recovery is not None else None
-            folder = [found or make_run_folder(root, recipe, datetime.now())]
-        except ValueError as error:
-            folder = [error]
-    dist.broadcast_object_list(folder)
-    if isinstance(folder[0], ValueError):
-        raise folder[0]
-    return Path(folder[0])
+def _agreed_run_folder(config: Config, recipe: str, recovery: RecoverySetup | None) -> Path:
+    root = Path(config.train.run_folder)
+
+    def find() -> Path:
+        found = recovery.find_folder(root) if recovery is not None else None
+        return found or make_run_folder(root, recipe, datetime.now())
+
+    return of_rank_0(find)
 
 
 def _best_auc(test: DatasetManifest) -> float | None:

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import torch
-import torch.distributed as dist
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
@@ -19,17 +18,6 @@ from dlrm.training.build import shard
 from dlrm.training.data import Inputs
 
 NUM_SCALARS: Final = 1  # averaged together with the gradients: a flag of each rank
-
-Value = TypeVar("Value")
-
-
-def of_rank_0(value: Value) -> Value:
-    """Broadcast a value from rank 0, which alone reads the clock and files; a collective call."""
-    held: list[Any] = [value]
-    dist.broadcast_object_list(held)
-    found: Value = held[0]
-    return found
-
 
 MakeSynchronizer = Callable[[DistributedModelParallel, Optimizers], DenseSync]
 

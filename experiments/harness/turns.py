@@ -7,8 +7,8 @@ from time import perf_counter
 
 import torch.distributed as dist
 
+from dlrm.launch.device import of_rank_0
 from experiments.harness.statistics import Ratio
-from experiments.harness.training import of_rank_0
 
 Rounds = Sequence[Mapping[str, float]]
 """Seconds of a step by contender, for each round; a contender that left does not return."""
@@ -66,12 +66,16 @@ def take_turns(
     """
     order, shuffled, began = sorted(names), Random(0), perf_counter()
     rounds: list[dict[str, float]] = []
+
+    def decide() -> list[str]:
+        return sorted(remaining(rounds, perf_counter() - began))
+
     while order:
         shuffled.shuffle(order)
         rounds.append({name: turn(name) for name in order})
         if len(rounds) == full_rounds:
             began = perf_counter()
-        order = of_rank_0(sorted(remaining(rounds, perf_counter() - began)))
+        order = of_rank_0(decide)
     return rounds
 
 

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from data.batch import Batch
-from dlrm.launch.device import Ranks
+from dlrm.launch.device import Ranks, of_rank_0
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting.planning.saved_choice import CHOICE_NAME
 from dlrm.sharding.splitting.wire import counted
 from dlrm.training.build import settle_strategies
 from dlrm.training.data import Inputs
-from experiments.harness.training import NUM_SCALARS, Training, of_rank_0
+from experiments.harness.training import NUM_SCALARS, Training
 from experiments.harness.turns import Rounds, seconds_of, take_turns
 from experiments.harness.worker_process import answer_requests, job_from, worker_process_group
 from experiments.splitting.figures import PLANS, WIRE_DTYPES, plan_with, strategies_in
@@ -118,7 +118,7 @@ class PlanTimer:
             folder = Path(scratch)  # rank 0 writes the choice there
             settle_strategies(self._inputs("auto"), folder)
             choice = folder / CHOICE_NAME
-            chosen = of_rank_0(json.loads(choice.read_text()) if self._ranks.rank == 0 else {})
+            chosen = of_rank_0(lambda: json.loads(choice.read_text()))
             if plan_with(strategies_in(chosen)) is None:  # a mixture, which takes turns itself
                 self._trainings["auto"] = Training(self._inputs("auto"), self._batches, folder=folder)
             for name in PLANS:

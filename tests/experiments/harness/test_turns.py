@@ -24,7 +24,7 @@ def test_rounds_are_enough_when_the_ratios_are_known(rounds, elapsed_s, expected
 
 
 def test_contenders_take_turns_until_none_remains(monkeypatch):
-    monkeypatch.setattr(turns, "of_rank_0", lambda value: value)
+    monkeypatch.setattr(turns, "of_rank_0", lambda function: function())
     left = [["ddp", "dense"], ["ddp"], []]
     asked = []
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch import nn
 from dlrm.comm.autotune.candidates import slowest
 from dlrm.comm.autotune.online_trial import LEAST_ROUNDS, running, typical
 from dlrm.config.schema import Config
+from dlrm.launch.device import of_rank_0
 from dlrm.sharding.pooled import PooledFeatures
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.planning.cluster import Cluster, measure
@@ -153,9 +154,7 @@ def _estimated(
     wire_bytes = None if wire_dtype is None else wire_dtype.itemsize
     batch_sizes = [batch_size] * cluster.num_ranks
     choices = [choose_strategy(shape, options(shape, cluster, batch_sizes, wire_bytes)) for shape in shapes]
-    agreed: list[Any] = [choices]
-    dist.broadcast_object_list(agreed)
-    return agreed[0], cluster
+    return of_rank_0(lambda: choices), cluster
 
 
 def _benchmarked(

@@ -7,10 +7,9 @@ parameters, so that saved states fit no other strategy.
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final, cast, get_args
+from typing import Final, get_args
 
-import torch.distributed as dist
-
+from dlrm.launch.device import of_rank_0
 from dlrm.launch.files import write_json
 from dlrm.sharding.splitting.planning.strategies import Strategy
 
@@ -26,16 +25,7 @@ def load_choice(folder: Path | None) -> dict[str, Strategy] | None:
     Raises:
         ValueError: on all ranks, if the file is damaged.
     """
-    held: list[Any] = [None]
-    if dist.get_rank() == 0 and folder is not None:
-        try:
-            held = [_read(folder / CHOICE_NAME)]
-        except ValueError as error:
-            held = [error]
-    dist.broadcast_object_list(held)
-    if isinstance(held[0], ValueError):
-        raise held[0]
-    return cast("dict[str, Strategy] | None", held[0])
+    return of_rank_0(lambda: None if folder is None else _read(folder / CHOICE_NAME))
 
 
 def _read(file: Path) -> dict[str, Strategy] | None:

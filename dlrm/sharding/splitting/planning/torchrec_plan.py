@@ -12,6 +12,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 from dlrm.comm.links import ranks_per_node
 from dlrm.config.schema import Config
+from dlrm.launch.device import of_rank_0
 from dlrm.sharding.memory import memory_for_tables
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.layout import split_plan
@@ -64,11 +65,8 @@ class ModelLayout:
 
         A collective, which uses rank 0's mean number of ids per sample by feature.
         """
-        agreed = [dict(ids)]  # tables are placed by these numbers, so that all ranks need the same
-        dist.broadcast_object_list(agreed)
-        setting = PlanSetting(
-            num_ranks=dist.get_world_size(), ids=agreed[0], dense=config.dense, device=device
-        )
+        agreed = of_rank_0(lambda: dict(ids))  # tables are placed by these numbers, equal on all ranks
+        setting = PlanSetting(num_ranks=dist.get_world_size(), ids=agreed, dense=config.dense, device=device)
         return cls(
             ordinary=ordinary,
             sharder=sharder,
