@@ -163,7 +163,7 @@ def _draw_network(axes: Axes, points: Mapping[str, Points]) -> None:
         if scheme in BANDS:  # six bands over each other would hide the points
             low, high = (
                 bound * shape * TEN_THOUSANDTHS
-                for bound in (fitted.value - fitted.ci, fitted.value + fitted.ci)
+                for bound in (fitted.value - fitted.half_width, fitted.value + fitted.half_width)
             )
             axes.fill_between(line, low, high, color=color, alpha=0.15, linewidth=0, label=BANDS[scheme])
     axes.set_xlabel("portion of lost samples (PLS), measured")

@@ -112,7 +112,7 @@ def _draw_job(axes: Axes, rows: Sequence[Row], runs: Sequence[Run]) -> None:
         axes.errorbar(
             [place + (number - 1) * 0.22 for place in range(len(runs))],
             [found[run].value * TEN_THOUSANDTHS for run in runs],
-            yerr=[found[run].ci * TEN_THOUSANDTHS for run in runs],
+            yerr=[found[run].half_width * TEN_THOUSANDTHS for run in runs],
             fmt="s",
             capsize=4,
             label=f"{part}: the third with the {('rarest', 'middling', 'most common')[number]} ids",

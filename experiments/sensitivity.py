@@ -146,7 +146,7 @@ def _draw_changes(axes: Axes, found: Mapping[str, Mapping[str, Estimate]]) -> No
         for scheme, estimate in by_scheme.items():
             label = None if scheme in labelled else SCHEME_NAMES[scheme]
             labelled.add(scheme)
-            value, reach = estimate.value * TEN_THOUSANDTHS, estimate.ci * TEN_THOUSANDTHS
+            value, reach = estimate.value * TEN_THOUSANDTHS, estimate.half_width * TEN_THOUSANDTHS
             axes.errorbar(
                 value, place, xerr=reach, fmt="s", markersize=4, capsize=3, color=colors[scheme], label=label
             )

@@ -132,4 +132,4 @@ def _draw_delta(axes: Axes, place: int, colour: str, figures: Mapping[str, float
     assert value is not None
     assert ci is not None
     found = Estimate(value * TEN_THOUSANDTHS, ci * TEN_THOUSANDTHS)
-    axes.errorbar([found.value], [place], xerr=[found.ci], fmt="s", capsize=4, color=colour)
+    axes.errorbar([found.value], [place], xerr=[found.half_width], fmt="s", capsize=4, color=colour)

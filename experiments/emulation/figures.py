@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.emulation.emulation import NO_FAILURE, Run
 from experiments.harness.record import Row
-from experiments.harness.statistics import Estimate, Interval, half_width
+from experiments.harness.statistics import Estimate, Interval
 
 NETWORKS: Final = {
     "": ("dlrm", "rowwise_adagrad"),
@@ -103,7 +103,7 @@ def correlation(points: Mapping[Run, tuple[float, float]]) -> Interval:
     whole = _pearson(list(points.values()))
     without = [_pearson([xy for run, xy in points.items() if run.seed != seed]) for seed in seeds]
     scaled, *fewer = np.arctanh(np.clip([whole, *without], -NEARLY_ONE, NEARLY_ONE))
-    reach = half_width([float(len(seeds) * scaled - (len(seeds) - 1) * each) for each in fewer])
+    reach = Estimate.of([len(seeds) * scaled - (len(seeds) - 1) * each for each in fewer]).half_width
     return Interval(value=whole, low=float(np.tanh(scaled - reach)), high=float(np.tanh(scaled + reach)))
 
 

@@ -2,30 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import mean, median, stdev
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t as student_t
 
-CONFIDENCE: Final = 0.95
+from cpr.estimator.simulation.simulation import Mean
+
 RESAMPLES: Final = 2000
 TIE: Final = 0.05
 """A tie is an interval around 1 that reaches at most this far; a wider one decides nothing."""
 
 Array = npt.NDArray[np.float64]
-
-
-def half_width(values: Sequence[float]) -> float:
-    """Half the width of the 95 % confidence interval (Student's t) of a mean of about normal values."""
-    reach: float = t_quantile(len(values) - 1) * stdev(values) / len(values) ** 0.5
-    return reach
-
-
-def t_quantile(degrees_of_freedom: int) -> float:
-    """Student's t quantile that bounds a two-sided 95 % interval."""
-    return float(student_t.ppf((1 + CONFIDENCE) / 2, degrees_of_freedom))
 
 
 def bootstrap(
@@ -49,21 +38,12 @@ def median_figures(name: str, values: Sequence[float]) -> dict[str, float]:
     return {name: median(values), f"{name}_low": min(values), f"{name}_high": max(values)}
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(Mean):
     """A mean over seeds and half the width of its 95 % confidence interval."""
-
-    value: float
-    ci: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Estimate":
-        """From one value per seed, at least two."""
-        return cls(mean(values), half_width(values))
 
     def figures(self, name: str) -> dict[str, float]:
         """Figures of a result: the mean, and half the width of its interval under `..._ci`."""
-        return {name: self.value, f"{name}_ci": self.ci}
+        return {name: self.value, f"{name}_ci": self.half_width}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,12 +26,12 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import linregress
+from scipy.stats import t as student_t
 
 from experiments.harness.command import experiment_parser
 from experiments.harness.launch import running, torchrun_command
 from experiments.harness.record import Record, Row
 from experiments.harness.samples import default_dataset
-from experiments.harness.statistics import t_quantile
 
 PROCESSES: Final = 2
 KINDS: Final = {"in_use_bytes": "in use", "rss_bytes": "RSS", "pss_bytes": "PSS"}
@@ -108,7 +108,7 @@ def growth_per_1000_steps(steps: Sequence[int], num_bytes: Sequence[int]) -> tup
         num_bytes: memory after each step.
     """
     fit = linregress(*block_medians(steps, num_bytes))
-    return float(fit.slope), t_quantile(BLOCKS - 2) * float(fit.stderr)
+    return float(fit.slope), float(student_t.ppf(0.975, BLOCKS - 2) * fit.stderr)
 
 
 def end_over_start(steps: Sequence[int], num_bytes: Sequence[int]) -> float:

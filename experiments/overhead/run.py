@@ -121,7 +121,7 @@ def _draw_quality(axes: Axes, quality: dict[str, dict[str, Estimate]]) -> None:
         axes.errorbar(
             [estimates[scheme].value * TEN_THOUSANDTHS for scheme in schemes],
             [place + (number - (len(quality) - 1) / 2) * 0.25 for place in range(len(schemes))],
-            xerr=[estimates[scheme].ci * TEN_THOUSANDTHS for scheme in schemes],
+            xerr=[estimates[scheme].half_width * TEN_THOUSANDTHS for scheme in schemes],
             fmt="s",
             markersize=4,
             capsize=3,

@@ -7,7 +7,7 @@ counts them as if whole tables were saved.
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -40,7 +40,7 @@ class Mean:
     """The interval is `value` plus and minus this."""
 
     @classmethod
-    def of(cls, values: ArrayLike) -> "Mean":
+    def of(cls, values: ArrayLike) -> Self:
         """The mean of at least two independent values.
 
         >>> mean = Mean.of([1.0, 2.0, 3.0])

@@ -43,10 +43,10 @@ def test_runs_are_compared_within_a_seed_and_a_network():
 def test_intervals_are_those_of_a_paired_t_test():
     estimate = estimates(ROWS[:6])[Run(scheme="mfu", seed=0)]
     interval = ttest_rel([0.7499, 0.7603, 0.7398], [0.75, 0.76, 0.74]).confidence_interval(0.95)
-    assert (estimate.value - estimate.ci, estimate.value + estimate.ci) == pytest.approx(
+    assert (estimate.value - estimate.half_width, estimate.value + estimate.half_width) == pytest.approx(
         (interval.low, interval.high)
     )
-    assert estimate.figures("x") == {"x": estimate.value, "x_ci": estimate.ci}
+    assert estimate.figures("x") == {"x": estimate.value, "x_ci": estimate.half_width}
 
 
 def test_a_row_names_its_run():
@@ -62,7 +62,7 @@ def test_slopes_go_through_the_origin_and_count_a_seed_once():
             points[Run(scheme="mfu", seed=seed, failures=number)] = (pls, (0.01 + 0.002 * seed) * pls)
     found = slope(points)
     assert found.value == pytest.approx(0.012)
-    assert found.ci == pytest.approx(Estimate.of([0.01, 0.012, 0.014]).ci)
+    assert found.half_width == pytest.approx(Estimate.of([0.01, 0.012, 0.014]).half_width)
     flat = {run: (pls, 0.001 * pls) for run, (pls, _) in points.items()}
     assert correlation(flat).value == pytest.approx(1)
 

@@ -3,12 +3,12 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from experiments.harness.statistics import Estimate, Ratio, half_width, median_figures
+from experiments.harness.statistics import Estimate, Ratio, median_figures
 
 
 def test_t_interval_contains_the_true_mean_in_95_percent_of_samples():
     samples = np.random.default_rng(1).normal(3.0, 2.0, (2000, 5))
-    held = [abs(mean(sample) - 3.0) <= half_width(sample) for sample in samples.tolist()]
+    held = [abs(mean(sample) - 3.0) <= Estimate.of(sample).half_width for sample in samples.tolist()]
     assert 0.935 < mean(held) < 0.965
 
 
