@@ -22,6 +22,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from cpr.extent import Extent
 from cpr.shards.shard import TableShard
 
 ROWS: Final = 0
@@ -34,31 +35,17 @@ Places = np.ndarray[Any, np.dtype[np.uint32]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardKey:
+class ShardKey(Extent):
     """The rows and columns of a table that a shard has, and the tensors kept for each row."""
 
-    table_fqn: str
-    table_shape: tuple[int, int]
-    row_offset: int
-    col_offset: int
-    num_rows: int
     columns: dict[str, tuple[str, int]] = field(hash=False)
     """By name: dtype, and number of values in a row, 0 for a one-dimensional column."""
-
-    @property
-    def name(self) -> str:
-        """Unique among all shards of a model."""
-        return f"{self.table_fqn}/r{self.row_offset}-c{self.col_offset}"
 
     @classmethod
     def of(cls, shard: TableShard) -> "ShardKey":
         """The key of a live shard."""
         return cls(
-            table_fqn=shard.table_fqn,
-            table_shape=shard.table_shape,
-            row_offset=shard.row_offset,
-            col_offset=shard.col_offset,
-            num_rows=shard.num_rows,
+            **asdict(shard.extent),
             columns={
                 name: (str(tensor.dtype).removeprefix("torch."), tensor.shape[1] if tensor.dim() == 2 else 0)
                 for name, tensor in shard.columns.items()

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -11,8 +11,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from cpr.checkpoint.checkpointer import Checkpointer
-from cpr.checkpoint.state.model_state import Heir, Stateful
 from cpr.recovery.run.report import Recovery
 from cpr.session import PartialRecovery
 from cpr.shards import find_shards
@@ -34,13 +32,11 @@ class WitnessedRecovery(PartialRecovery):
         self,
         model: nn.Module,
         optimizers: Sequence[Optimizer] = (),
-        states: Mapping[str, Stateful] | None = None,
-        per_rank_states: Mapping[str, Stateful | Heir] | None = None,
-        before_save: Callable[[], object] | None = None,
-        initialize: Callable[[Checkpointer], object] | None = None,
+        *others: Any,
+        **named: Any,
     ) -> Recovery:
         """See `PartialRecovery.restore`."""
-        recovered = super().restore(model, optimizers, states, per_rank_states, before_save, initialize)
+        recovered = super().restore(model, optimizers, *others, **named)
         folder = Path(os.environ[FOLDER])
         shards = find_shards(model, optimizers)
         claim = Claim(
