@@ -1,5 +1,6 @@
 """Measures all savers of `experiments.checkpointing` on one rank during training."""
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -7,9 +8,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
+from threading import Event, Thread
 from time import perf_counter
 from typing import Any, Final
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -29,7 +32,6 @@ from experiments.checkpointing.baselines import (
 )
 from experiments.checkpointing.job import Job
 from experiments.checkpointing.ours import OurRowSave, OurSave, checkpointer_at, random_rows, shard_bytes
-from experiments.checkpointing.watch import SaveWatch, give_memory_back, resident_bytes
 from experiments.harness.training import Training
 
 PROBED_ROWS: Final = 256
@@ -237,3 +239,46 @@ def _across(values: Sequence[float], how: str = "max") -> list[float]:
     tensor: Tensor = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(tensor, dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.MIN)
     return [float(value) for value in tensor.tolist()]
+
+
+POLL_S: Final = 0.01
+
+
+class SaveWatch:
+    """A thread that measures the time of a save's commit and the peak memory of the process until then."""
+
+    def __init__(self, saver: Saver) -> None:
+        self.committed_at = 0.0
+        self.peak_bytes = resident_bytes()
+        self._saver = saver
+        self._stop = Event()
+        self._thread = Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "SaveWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        seen_open = False
+        while not self._stop.wait(POLL_S):
+            self.peak_bytes = max(self.peak_bytes, resident_bytes())
+            if not self._saver.committed:
+                seen_open = True
+            elif seen_open and not self.committed_at:
+                self.committed_at = perf_counter()
+
+
+def resident_bytes() -> int:
+    """Resident set size of this process."""
+    found: int = psutil.Process().memory_info().rss
+    return found
+
+
+def give_memory_back() -> None:
+    """Return freed memory to the system, so that a later need for it shows in the resident set size."""
+    gc.collect()
+    psutil.heap_trim()

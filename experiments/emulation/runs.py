@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from cpr.priority import PriorityConfig
 from data.dataset import read_manifest
+from dlrm.launch.files import replace_text
 from experiments.emulation.data import DEFAULT_COVERING, default_dataset, skewed_dataset
 from experiments.emulation.emulation import Run
 from experiments.emulation.worker import EmulatedWorkload, emulate, start
@@ -143,7 +144,7 @@ def measure(runs: Sequence[Run], workload: EmulatedWorkload, kept: Path) -> dict
         skewed_dataset(Path(workload.dataset), top_coverage)  # by one process, before several read it
     with tqdm(total=len(paths), initial=len(paths) - len(missing), unit="run", smoothing=0.1) as bar:
         for run, outcome in _emulated(missing, workload):
-            _write(paths[run], {**asdict(run), **outcome})
+            replace_text(paths[run], json.dumps({**asdict(run), **outcome}))
             bar.write(f"{run.name}: AUC {outcome['auc']:.5f}, PLS {outcome['pls']:.3f}")
             bar.update()
     return {run: json.loads(path.read_text()) for run, path in paths.items()}
@@ -160,11 +161,7 @@ def _parser(description: str | None, seeds: int) -> argparse.ArgumentParser:
         "absent",
     )
     add("--seeds", type=int, default=seeds, help="how many; those measured before are not measured again")
-    add(
-        "--figures",
-        action="store_true",
-        help="measure nothing: work the figures out again from the stored runs",
-    )
+    add("--figures", action="store_true", help="measure nothing: work the figures out from the stored runs")
     return parser
 
 
@@ -233,9 +230,3 @@ def _digest(workload: EmulatedWorkload) -> str:
     shared: Mapping[str, Any] = {**asdict(workload), "dataset": identity_of(workload.dataset)}
     digest.update(json.dumps([shared, versions()], sort_keys=True).encode())
     return digest.hexdigest()[:24]
-
-
-def _write(path: Path, row: Row) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(row))
-    temporary.replace(path)

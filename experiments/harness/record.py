@@ -18,6 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from dlrm.launch.files import replace_text
+
 RESULTS: Final = Path(__file__).parents[1] / "results"
 QUICK: Final = Path("runs") / "quick"
 """Folder of the results of quick runs, in the current folder."""
@@ -158,10 +160,8 @@ class Record:
     def _write(self) -> None:
         head = json.dumps({**self._body, "rows": []}, indent=1).removesuffix("[]\n}")
         rows = ",\n".join(f"  {json.dumps(row)}" for row in self._body["rows"])
-        temporary = self.path.with_suffix(".json.tmp")
         # A row a line: half the size of indented rows, and a new row is one line of a diff.
-        temporary.write_text(f"{head}[\n{rows}\n ]\n}}\n")
-        temporary.replace(self.path)
+        replace_text(self.path, f"{head}[\n{rows}\n ]\n}}\n")
 
 
 def finished_result(path: Path) -> Row | None:
@@ -198,15 +198,10 @@ def machine() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    here = Path(__file__).parent
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    dirty = subprocess.run(
-        ["git", "status", "--porcelain", "--untracked-files=no"],
-        cwd=here,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    return f"{head or 'unknown'}{'+changes' if dirty else ''}"
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        done = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    is_changed = git("status", "--porcelain", "--untracked-files=no")
+    return f"{git('rev-parse', 'HEAD') or 'unknown'}{'+changes' if is_changed else ''}"

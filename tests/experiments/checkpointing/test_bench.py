@@ -19,10 +19,9 @@ from experiments.checkpointing.baselines import (
     folder_bytes,
     local_tensors,
 )
-from experiments.checkpointing.bench import Bench
+from experiments.checkpointing.bench import Bench, SaveWatch, resident_bytes
 from experiments.checkpointing.job import Job, start_training
 from experiments.checkpointing.ours import OurRowSave, OurSave, checkpointer_at, random_rows, shard_bytes
-from experiments.checkpointing.watch import SaveWatch, resident_bytes
 
 pytestmark = pytest.mark.system
 
