@@ -35,7 +35,7 @@ PROCESSES: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class CodecJob:
     """The training of one seed."""
 
     dataset: str
@@ -57,17 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "dataset": identity_of(str(folder)),
         "samples": read_manifest(str(folder)).num_rows,
         "max_steps": max_steps,
-        "saved_at": Job.saved_at,
+        "saved_at": CodecJob.saved_at,
     }
     record = Record("codecs", config, seeds=list(seeds), quick=options.quick)
     for seed in seeds:
-        job = Job(dataset=str(folder.absolute()), seed=seed, max_steps=max_steps)
+        job = CodecJob(dataset=str(folder.absolute()), seed=seed, max_steps=max_steps)
         row = record.measure(f"seed {seed}", partial(_measure, job))
         print(f"{row['key']}: AUC {', '.join(f'{c} {a:.5f}' for c, a in row['auc'].items())}", flush=True)
     return record.publish(figures_of(record.rows), draw)
 
 
-def _measure(job: Job) -> Row:
+def _measure(job: CodecJob) -> Row:
     """Measure one seed by workers under torchrun."""
     request = {"job": asdict(job)}
     measured = measure_under_torchrun("experiments.codecs.worker", request, processes=PROCESSES, threads=1)

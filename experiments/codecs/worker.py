@@ -15,7 +15,7 @@ from dlrm.config.recipe import load_config
 from dlrm.launch.device import Ranks
 from dlrm.training.data import prepare
 from dlrm.training.evaluation import evaluate
-from experiments.codecs.run import EXACT, LOSSY, Job
+from experiments.codecs.run import EXACT, LOSSY, CodecJob
 from experiments.harness.training import Training
 from experiments.harness.worker_process import job_from, worker_process_group, write_measured
 
@@ -24,12 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure one seed."""
     job = job_from(arguments)
     with worker_process_group() as ranks:
-        measured = _measure(Job(**job["job"]), Path(job["scratch"]), ranks)
+        measured = _measure(CodecJob(**job["job"]), Path(job["scratch"]), ranks)
     write_measured(job, ranks, measured)
     return 0
 
 
-def _measure(job: Job, scratch: Path, ranks: Ranks) -> dict[str, Any]:
+def _measure(job: CodecJob, scratch: Path, ranks: Ranks) -> dict[str, Any]:
     """Train, save, load and train to the end with each codec; returns AUC and largest error by codec."""
     overrides = [
         f"data.uri={json.dumps(job.dataset)}",

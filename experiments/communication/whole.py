@@ -31,7 +31,7 @@ from experiments.communication.ways import register_hook
 from experiments.harness.network import sent_bytes
 from experiments.harness.training import NUM_SCALARS, MakeSynchronizer, Training
 from experiments.harness.turns import Effort, Rounds, seconds_of, take_turns
-from experiments.splitting.workload import Workload as TerabyteWorkload
+from experiments.splitting.workload import TerabyteWorkload
 
 TOP_MLP: Final = (512, 256, 1)
 """Top MLP of the trained model; that of the `tiny` recipe is too small for compression to gain anything."""

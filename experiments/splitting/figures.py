@@ -19,7 +19,7 @@ PLAN_OF: Final = {frozenset({"exchange"}): "torchrec", frozenset({"split"}): "de
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class PlanCell:
     """Timed rounds of one model, number of workers and link speed."""
 
     model: str
@@ -79,11 +79,11 @@ def link_name(gbit_per_s: float | None) -> str:
     return "unthrottled" if gbit_per_s is None else f"{gbit_per_s:g} Gb/s"
 
 
-def cells_of(rows: Sequence[Row]) -> list[Cell]:
+def cells_of(rows: Sequence[Row]) -> list[PlanCell]:
     """All timed cells."""
     names = ("model", "workers", "gbit_per_s", "rounds")
     return [
-        Cell(chosen=strategies_in(row["chosen"]), **{name: row[name] for name in names})
+        PlanCell(chosen=strategies_in(row["chosen"]), **{name: row[name] for name in names})
         for row in rows
         if "rounds" in row
     ]
@@ -142,7 +142,7 @@ def error_figures(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, str]
     return figures, worst
 
 
-def time_figures(cells: Sequence[Cell]) -> tuple[dict[str, float], dict[str, str]]:
+def time_figures(cells: Sequence[PlanCell]) -> tuple[dict[str, float], dict[str, str]]:
     """Quality of the planner's choices, and the gain by splitting; notes name the cells behind them."""
     choices = [(cell.name, cell.choice_ratio) for cell in cells]
     worst = min(cells, key=lambda cell: cell.auto_ratio.value)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from experiments.harness.record import Row
-from experiments.splitting.figures import Cell, cells_of, link_name
+from experiments.splitting.figures import PlanCell, cells_of, link_name
 
 BASELINES: Final = {
     "": "parameter server, 214 ids per sample (multi-hot)",
@@ -63,7 +63,7 @@ def _draw_bytes(axes: Axes, figures: Mapping[str, float]) -> None:
     axes.legend(fontsize=8)
 
 
-def _draw_speed(axes: Axes, cells: Sequence[Cell]) -> None:
+def _draw_speed(axes: Axes, cells: Sequence[PlanCell]) -> None:
     links = list(dict.fromkeys(cell.gbit_per_s for cell in cells))
     for number, (model, label) in enumerate(MODELS.items()):
         colour = f"C{number}"

@@ -79,7 +79,7 @@ from experiments.harness.training import NUM_SCALARS
 from experiments.harness.workers import Measurements, Workers, measure_missing
 from experiments.splitting.figures import cells_of, figures_of, link_name
 from experiments.splitting.picture import draw
-from experiments.splitting.workload import BAGS, MODELS, Workload
+from experiments.splitting.workload import BAGS, MODELS, TerabyteWorkload
 
 FORMULA_WORKERS: Final = (2, 4, 8)
 ERROR_WORKERS: Final = 2
@@ -88,7 +88,7 @@ WORKER: Final = "experiments.splitting.worker"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scope:
+class SplittingScope:
     """The cells to measure."""
 
     models: tuple[str, ...] = tuple(MODELS)
@@ -101,10 +101,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = experiment_parser(__doc__)
     parser.add_argument("--keep-times", action="store_true", help="keep the times of the stored result")
     options = parser.parse_args(arguments)
-    scope, workload = Scope(), Workload()
+    scope, workload = SplittingScope(), TerabyteWorkload()
     if options.quick:
-        scope = Scope(models=("lr", "dlrm"), workers=(2,), links_gbit_per_s=(1.0, None))
-        workload = Workload(max_rows=500, global_batch_size=256, num_batches=2, cell_s=0, rounds=(3, 3))
+        scope = SplittingScope(models=("lr", "dlrm"), workers=(2,), links_gbit_per_s=(1.0, None))
+        workload = TerabyteWorkload(
+            max_rows=500, global_batch_size=256, num_batches=2, cell_s=0, rounds=(3, 3)
+        )
     require_links(parser)
     circumstances = asdict(scope) | asdict(workload)
     record = Record("splitting", circumstances, seeds=[workload.seed], quick=options.quick)
@@ -126,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return record.publish(figures, draw, notes)
 
 
-def measurements(scope: Scope, workload: Workload, model: str, workers: int) -> Measurements:
+def measurements(scope: SplittingScope, workload: TerabyteWorkload, model: str, workers: int) -> Measurements:
     """What workers measure for one model, by the key of its row; links are not limited at first."""
     found: dict[str, Callable[[Workers, Network], Row]] = {
         f"counted {model} {workers}": lambda running, _: _count(running, workload, model, workers)
@@ -142,7 +144,7 @@ def measurements(scope: Scope, workload: Workload, model: str, workers: int) -> 
     return found
 
 
-def formulas(model: str, num_ranks: int, workload: Workload) -> Row:
+def formulas(model: str, num_ranks: int, workload: TerabyteWorkload) -> Row:
     """Bytes that a rank sends in a step, without those that are the same under every plan.
 
     `id_bytes` are those of ids and bag lengths.
@@ -163,7 +165,7 @@ def formulas(model: str, num_ranks: int, workload: Workload) -> Row:
 
 
 @cache
-def unique_rows(workload: Workload, bags: str, num_ranks: int) -> tuple[float, ...]:
+def unique_rows(workload: TerabyteWorkload, bags: str, num_ranks: int) -> tuple[float, ...]:
     """Unique rows of each table among a rank's samples, on average over ranks and batches."""
     counts = [
         [len(keys) for keys in workload.keys(number, bags, Ranks(rank, rank, num_ranks))]
@@ -173,7 +175,7 @@ def unique_rows(workload: Workload, bags: str, num_ranks: int) -> tuple[float, .
     return tuple(map(float, np.mean(counts, axis=0)))
 
 
-def check(expected: Row, counted: Mapping[str, Sequence[float]], workload: Workload) -> None:
+def check(expected: Row, counted: Mapping[str, Sequence[float]], workload: TerabyteWorkload) -> None:
     """Compare counted bytes with the formulas.
 
     Under TorchRec's plan the mean over ranks counts, since whole tables cannot be quite even.
@@ -209,7 +211,7 @@ def replicated_bytes(unsharded: nn.Module, num_ranks: int) -> float:
     return costs.most_sent(costs.all_reduce(numbers, num_ranks))
 
 
-def _count(running: Workers, workload: Workload, model: str, workers: int) -> Row:
+def _count(running: Workers, workload: TerabyteWorkload, model: str, workers: int) -> Row:
     counted = running.ask(do="count")
     check(formulas(model, workers, workload), counted, workload)
     return {"counted": counted}

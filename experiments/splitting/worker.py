@@ -29,7 +29,7 @@ from experiments.harness.training import NUM_SCALARS, Training
 from experiments.harness.turns import Rounds, seconds_of, take_turns
 from experiments.harness.worker_process import answer_requests, job_from, worker_process_group
 from experiments.splitting.figures import PLANS, WIRE_DTYPES, plan_with, strategies_in
-from experiments.splitting.workload import Workload
+from experiments.splitting.workload import TerabyteWorkload
 
 WARM_UP_STEPS: Final = 3
 
@@ -37,7 +37,7 @@ WARM_UP_STEPS: Final = 3
 def main() -> int:
     """Serve the requests of the launcher."""
     job = job_from(None)
-    model, workload = job["model"], Workload(**job["workload"])
+    model, workload = job["model"], TerabyteWorkload(**job["workload"])
     with worker_process_group() as ranks:
         answers: dict[str, Callable[[], dict[str, Any]]] = {
             "count": lambda: count(model, workload, ranks),
@@ -48,7 +48,7 @@ def main() -> int:
     return 0
 
 
-def count(model: str, workload: Workload, ranks: Ranks) -> dict[str, list[float]]:
+def count(model: str, workload: TerabyteWorkload, ranks: Ranks) -> dict[str, list[float]]:
     """Bytes of embeddings, partial results and gradients in a step, of every rank, by plan.
 
     Replicated tables, which plans may choose by themselves, would make plans send different gradients.
@@ -65,7 +65,7 @@ def count(model: str, workload: Workload, ranks: Ranks) -> dict[str, list[float]
     return sent
 
 
-def wire_errors(model: str, workload: Workload, ranks: Ranks) -> dict[str, Any]:
+def wire_errors(model: str, workload: TerabyteWorkload, ranks: Ranks) -> dict[str, Any]:
     """Relative errors of logits and of gradients, by wire dtype; the same on all ranks.
 
     The same split model makes the same step on the same batch from the same initial values, with partial
@@ -80,7 +80,7 @@ def wire_errors(model: str, workload: Workload, ranks: Ranks) -> dict[str, Any]:
     return errors
 
 
-def _step(model: str, wire_dtype: str, workload: Workload, ranks: Ranks) -> dict[str, Tensor]:
+def _step(model: str, wire_dtype: str, workload: TerabyteWorkload, ranks: Ranks) -> dict[str, Tensor]:
     """Logits of this rank's samples, and gradients of all replicated dense parameters, averaged in fp32."""
     config = workload.config(model, "des", f"sharding.wire_dtype={wire_dtype}")
     training = Training(workload.inputs(config, ranks), cycle(workload.batches(ranks)))
@@ -107,7 +107,7 @@ def _relative(found: Tensor, exact: Tensor) -> float:
 class PlanTimer:
     """Times both plans and `auto` for a model in one process group, on the same batches."""
 
-    def __init__(self, model: str, workload: Workload, ranks: Ranks) -> None:
+    def __init__(self, model: str, workload: TerabyteWorkload, ranks: Ranks) -> None:
         self._model, self._workload, self._ranks = model, workload, ranks
         self._batches: Iterator[Batch] = cycle(workload.batches(ranks))
         self._trainings: dict[str, Training] = {}

@@ -41,7 +41,7 @@ ROWS: Final = capped(TERABYTE_CARDINALITIES, TERABYTE_CAP)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class TerabyteWorkload:
     """Size of the tables in memory and of the batches, and duration of the timing."""
 
     max_rows: int = 50_000

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     job = job_from(arguments)
     pace, orders = Rounds(**job["pace"]), Random(job["job"]["seed"])
     with worker_process_group() as ranks:
-        bench = Bench(start_training(Job(**job["job"]), ranks))
+        bench = TrackerBench(start_training(Job(**job["job"]), ranks))
         bench.training.timed_steps(pace.warm_up_steps)
         measured: dict[str, Any] = {
             "rounds": [bench.round(order_of(number, pace, orders), pace) for number in range(pace.rounds)]
@@ -44,7 +44,7 @@ def order_of(number: int, pace: Rounds, orders: Random) -> list[str]:
     return contenders
 
 
-class Bench:
+class TrackerBench:
     """One model in training, with a different tracker in turn.
 
     Args:

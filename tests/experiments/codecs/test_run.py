@@ -9,7 +9,7 @@ from dlrm.launch.device import Ranks
 from dlrm.training.data import prepare
 from dlrm.training.evaluation import evaluate
 from experiments.codecs import run as codecs
-from experiments.codecs.run import Job, figures_of, main
+from experiments.codecs.run import CodecJob, figures_of, main
 from experiments.codecs.worker import main as work
 from experiments.harness.training import Training
 
@@ -47,7 +47,7 @@ def test_one_seed_on_one_worker(tmp_path):
     assert work([json.dumps({"job": job, "scratch": str(tmp_path), "out": str(out)})]) == 0
     measured = json.loads(out.read_text())
     assert (measured["steps"], measured["saved_at"]) == (6, 4)
-    assert measured["auc"]["exact"] == undisturbed_auc(Job(**job), tmp_path)
+    assert measured["auc"]["exact"] == undisturbed_auc(CodecJob(**job), tmp_path)
     assert len(set(measured["auc"].values())) == 4
     errors = measured["max_error"]
     assert 0 == errors["exact"] < errors["fp16"] < errors["int8"] < errors["int4"]

@@ -13,12 +13,12 @@ from experiments.harness import network, record
 from experiments.harness.network import Network
 from experiments.harness.workers import Workers
 from experiments.splitting import run as splitting
-from experiments.splitting.figures import Cell, time_figures
+from experiments.splitting.figures import PlanCell, time_figures
 from experiments.splitting.run import check, formulas, replicated_bytes, unique_rows
-from experiments.splitting.workload import BAGS, MODELS, Workload
+from experiments.splitting.workload import BAGS, MODELS, TerabyteWorkload
 from tests.experiments.harness.namespaces import own_namespaces
 
-SMALL = Workload(max_rows=500, global_batch_size=64, num_batches=2)
+SMALL = TerabyteWorkload(max_rows=500, global_batch_size=64, num_batches=2)
 ALL_STEADY = (1.0,) * 20
 """Relative speed of the machine in 20 rounds."""
 
@@ -30,7 +30,7 @@ def cell(torchrec, des, auto, strategies=("split",), speeds=ALL_STEADY, model="l
         for des_s, speed in zip(des, speeds, strict=True)
     ]
     chosen = {f"head {place}": strategy for place, strategy in enumerate(strategies)}
-    return Cell(model=model, workers=2, gbit_per_s=1.0, rounds=rounds, chosen=chosen)
+    return PlanCell(model=model, workers=2, gbit_per_s=1.0, rounds=rounds, chosen=chosen)
 
 
 def steady(seconds):
