@@ -9,15 +9,22 @@ ROWS = {"a": 100, "b": 40}
 LAYOUT = {"a": "tw", "b": "cw"}
 
 
-class Run:
-    """A model in training, and its checkpointer."""
+def adagrad(model):
+    return torch.optim.Adagrad(model.module.dense.parameters(), lr=0.1)
 
-    def __init__(self, folder, layout=None, rows=None, before_save=None, **options):
+
+class Run:
+    """A model in training, and its checkpointer.
+
+    `make_optimizer` makes the registered optimizer of a model; by default, one of the dense part.
+    """
+
+    def __init__(self, folder, layout=None, rows=None, before_save=None, make_optimizer=adagrad, **options):
         rows = rows or ROWS
         torch.manual_seed(7)
         self.model = models.shard(layout or LAYOUT, ebc=models.bags(**rows))
         self.rows = rows
-        self.optimizer = torch.optim.Adagrad(self.model.module.dense.parameters(), lr=0.1)
+        self.optimizer = make_optimizer(self.model)
         config = CheckpointConfig(uri=str(folder), **options)
         self.checkpointer = Checkpointer(self.model, config, before_save=before_save)
         self.checkpointer.register("optimizer", self.optimizer)

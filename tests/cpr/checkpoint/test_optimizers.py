@@ -7,10 +7,7 @@ from torchrec.optim.clipping import GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
-from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.errors import MismatchError
-from tests.cpr.checkpoint.runs import LAYOUT, ROWS
-from tests.cpr.shards import models
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
@@ -41,36 +38,14 @@ OPTIMIZERS = {
 }
 
 
-class Loop:
-    """README's, step by step."""
-
-    def __init__(self, folder, make):
-        torch.manual_seed(7)
-        self.model = models.shard(LAYOUT, ebc=models.bags(**ROWS))
-        self.optimizer = make(self.model)
-        self.checkpointer = Checkpointer(self.model, CheckpointConfig(uri=str(folder)))
-        self.checkpointer.register("optimizer", self.optimizer)
-
-    def train(self, steps):
-        for _ in range(steps):
-            self.optimizer.zero_grad()
-            batch = models.batch(self.checkpointer.steps_done, 8, **ROWS)
-            self.model({"ebc": batch}).square().mean().backward()
-            self.optimizer.step()
-            self.checkpointer.step()
-
-    def save(self, steps=0):
-        self.train(steps)
-        self.checkpointer.save("consistent")
-        self.checkpointer.wait_until_idle()
-
-    def values(self):
-        state = self.checkpointer.state
-        found = {}
-        put(found, "", {"common": state.common(self.checkpointer.steps_done), "own": state.own()})
-        for shard in self.checkpointer.shards:
-            put(found, shard.name, shard.columns)
-        return found
+def values_of(run):
+    """All that a checkpoint restores, by path."""
+    state = run.checkpointer.state
+    found = {}
+    put(found, "", {"common": state.common(run.checkpointer.steps_done), "own": state.own()})
+    for shard in run.checkpointer.shards:
+        put(found, shard.name, shard.columns)
+    return found
 
 
 def put(found, path, tree):
@@ -92,17 +67,9 @@ def same(ours, theirs):
 
 
 @pytest.fixture
-def loop(tmp_path):
-    """Starts loops on one directory, one at a time."""
-    loops = []
-
-    def start(make):
-        loops.append(Loop(tmp_path / "checkpoint", make))
-        return loops[-1]
-
-    yield start
-    for each in loops:
-        each.checkpointer.close(abandon=True)
+def loop(start):
+    """Starts runs with an optimizer on one directory, one at a time."""
+    return lambda make: start(make_optimizer=make)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -111,30 +78,30 @@ def test_training_resumes_bit_for_bit_with_each_optimizer(loop, name, trained):
     """Also where the model that loads has trained, or what was saved has not."""
     run = loop(OPTIMIZERS[name])
     run.save(3)
-    saved = run.values()
+    saved = values_of(run)
     run.train(3)
-    expected = run.values()
+    expected = values_of(run)
     run.checkpointer.close()
     again = loop(OPTIMIZERS[name])
     again.train(trained)
     assert again.checkpointer.load().state.step == 3
-    same(again.values(), saved)
+    same(values_of(again), saved)
     again.train(3)
-    same(again.values(), expected)
+    same(values_of(again), expected)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_save_from_before_the_first_step_resets_a_trained_model(loop, name):
     run = loop(OPTIMIZERS[name])
     run.save()
-    saved = run.values()
+    saved = values_of(run)
     run.train(2)
-    trained = run.values()
+    trained = values_of(run)
     run.checkpointer.load()
     if name != "warm-up":  # which sets its rate when it steps
-        same(run.values(), saved)
+        same(values_of(run), saved)
     run.train(2)
-    same(run.values(), trained)
+    same(values_of(run), trained)
 
 
 def other_optimizer(model):
@@ -152,10 +119,10 @@ def test_a_load_that_an_optimizer_refuses_changes_nothing(loop, trained):
     run.checkpointer.close()
     other = loop(other_optimizer)
     other.train(trained)
-    before = other.values()
+    before = values_of(other)
     with pytest.raises(MismatchError, match=r"'optimizer' refuses what was saved .*Different state"):
         other.checkpointer.load()
-    same(other.values(), before)
+    same(values_of(other), before)
     assert other.checkpointer.steps_done == trained
 
 
@@ -168,10 +135,10 @@ def test_a_load_of_other_tables_changes_nothing(loop):
     other.train(1)
     shard = other.checkpointer.shards[0]
     object.__setattr__(shard, "optimizer_state", {})
-    before = other.values()
+    before = values_of(other)
     with pytest.raises(MismatchError, match="its columns in this model"):
         other.checkpointer.load()
-    same(other.values(), before)
+    same(values_of(other), before)
 
 
 class Refusing:

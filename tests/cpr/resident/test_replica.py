@@ -1,7 +1,6 @@
 """A state that all workers have is read back whole, whatever the moment of death."""
 
 import json
-import math
 import os
 import random
 import signal
@@ -18,8 +17,7 @@ from cpr.errors import DamagedMemoryError, NotEnoughMemoryError
 from cpr.resident import replica as module
 from cpr.resident.replica import Replica
 from cpr.resident.status_page import StatusPage
-
-DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8]
+from tests.cpr.checkpoint.format.test_tree_file import TREES, bits
 
 
 class Killed(BaseException):
@@ -30,48 +28,8 @@ def open_replica(folder):
     return Replica(folder, StatusPage(folder / "marks"))
 
 
-@st.composite
-def tensors(draw):
-    shape = draw(st.lists(st.integers(0, 5), max_size=3))
-    dtype = draw(st.sampled_from(DTYPES))
-    content = torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
-    tensor = content.to(dtype)
-    return tensor.T if tensor.dim() == 2 and draw(st.booleans()) else tensor
-
-
-arrays = st.builds(
-    lambda dtype, shape: np.arange(math.prod(shape)).reshape(shape).astype(dtype),
-    st.sampled_from(["<f4", "<f8", "<u2", "?", "<c16"]),
-    st.tuples(st.integers(0, 4), st.integers(0, 4)),
-)
-plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=70)
-trees = st.recursive(
-    plain | tensors() | arrays,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.tuples(inner, inner)
-        | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-
-
-def same(a, b):
-    if isinstance(a, torch.Tensor):
-        return type(b) is torch.Tensor and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and np.array_equal(a, b)
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
-
-
 @settings(max_examples=60)
-@given(written=st.lists(trees, min_size=1, max_size=4))
+@given(written=st.lists(TREES, min_size=1, max_size=4))
 def test_the_last_tree_written_is_the_one_read(written, tmp_path_factory):
     folder = tmp_path_factory.mktemp("replica")
     replica = open_replica(folder)
@@ -79,7 +37,7 @@ def test_the_last_tree_written_is_the_one_read(written, tmp_path_factory):
         replica.write(step, tree)
         read_step, read_tree = open_replica(folder).read()
         assert read_step == step
-        assert same(tree, read_tree)
+        assert bits(tree) == bits(read_tree)
 
 
 def test_no_reference_is_kept_in_either_direction(tmp_path):
@@ -121,7 +79,7 @@ def test_a_kill_while_a_slot_is_written_leaves_the_state_before(
         assert found is None
     else:
         assert found[0] == written - 1
-        assert same(found[1], tree(written - 1))
+        assert bits(found[1]) == bits(tree(written - 1))
 
 
 def _write_for_ever(pipe, folder):

@@ -1,71 +1,12 @@
 """When saves are made, and what becomes of those that fail."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from cpr.checkpoint.collectives import Alone
-from cpr.checkpoint.save.writer_thread import Save
 from cpr.errors import SaveFailedError
 from cpr.recovery.run.progress import RunProgress
 from cpr.saving.cadence import FixedPace
 from cpr.saving.periodic import Saves
-
-
-class SlowStorage:
-    """A checkpointer whose saves are over when some process waits for them, or after 30 steps.
-
-    Args:
-        progress: of the run.
-        failing: which saves cannot begin, by number.
-        broken: which fail in the background.
-        skipped: which are skipped.
-    """
-
-    def __init__(self, progress, failing=(), broken=(), skipped=()):
-        self.progress, self.failing, self.broken, self.skipped = progress, failing, broken, skipped
-        self.newest_step, self.under_way, self.asked = None, None, 0
-        self.saved_moment = None
-        self.agreement = Alone()
-
-    def step(self):
-        if self.under_way is not None and self.progress.steps_done >= self.under_way.step + 30:
-            self.wait()
-
-    def wait(self, timeout_s=None):
-        save, self.under_way = self.under_way, None
-        if save is None:
-            return True
-        if self.asked in self.broken:
-            save.finish(SaveFailedError(f"save {self.asked}"))
-            raise save.error
-        self.newest_step = save.step
-        save.commit(SimpleNamespace(num_bytes=100), 0.5)
-        save.finish(None)
-        return True
-
-    def save(self, moment, timeout_s=None):
-        self.wait()
-        self.asked += 1
-        if self.asked in self.failing:
-            raise SaveFailedError(f"save {self.asked}")
-        if self.asked in self.skipped:
-            return None
-        self.under_way = Save("base", moment, "exact")
-        self.under_way.step = self.progress.steps_done
-        return self.under_way
-
-    def wait_until_idle(self, deadline=None):
-        return self.wait()
-
-    def finish(self):
-        pass
-
-    def is_free(self):
-        return True
-
-    def close(self):
-        self.wait()
+from tests.cpr.saving.fakes import FakeCheckpointer
 
 
 @pytest.fixture
@@ -83,7 +24,7 @@ def train(progress, saves, steps):
 
 def test_training_continues_however_many_saves_fail_and_they_are_tried_again(no_pauses, caplog):
     progress = RunProgress()
-    storage = SlowStorage(progress, failing=range(2, 50), broken=range(50, 55))
+    storage = FakeCheckpointer(progress, unable=range(2, 50), failing=range(50, 55))
     saves = Saves(storage, progress, FixedPace(10), "rolling")
     train(progress, saves, 600)
     assert storage.newest_step >= 560, "they never succeeded again"
@@ -94,7 +35,7 @@ def test_training_continues_however_many_saves_fail_and_they_are_tried_again(no_
 
 def test_a_save_that_fails_is_tried_again_before_the_next_one_is_due(no_pauses):
     progress = RunProgress()
-    storage = SlowStorage(progress, failing={2})
+    storage = FakeCheckpointer(progress, unable={2})
     train(progress, Saves(storage, progress, FixedPace(100), "rolling"), 299)
     storage.wait()
     assert storage.asked == 3
@@ -103,7 +44,7 @@ def test_a_save_that_fails_is_tried_again_before_the_next_one_is_due(no_pauses):
 
 def test_the_last_save_is_asked_for_until_it_is_not_skipped():
     progress = RunProgress()
-    storage = SlowStorage(progress, skipped={2, 3})
+    storage = FakeCheckpointer(progress, skipping={2, 3})
     saves = Saves(storage, progress, FixedPace(5), "rolling")
     train(progress, saves, 6)
     saves.finish()
@@ -114,7 +55,7 @@ def test_the_last_save_is_tried_again_until_it_succeeds(monkeypatch, caplog):
     slept = []
     monkeypatch.setattr("cpr.saving.periodic.time.sleep", slept.append)
     progress = RunProgress()
-    storage = SlowStorage(progress, failing={2}, broken={1, 3})
+    storage = FakeCheckpointer(progress, unable={2}, failing={1, 3})
     saves = Saves(storage, progress, FixedPace(0), "rolling")
     train(progress, saves, 6)
     saves.finish(lambda: slept.append("kept"))
@@ -127,7 +68,7 @@ def test_the_last_save_is_tried_again_until_it_succeeds(monkeypatch, caplog):
 
 def test_the_last_save_is_given_up_after_the_limit():
     progress = RunProgress()
-    storage = SlowStorage(progress, broken=range(1, 10))
+    storage = FakeCheckpointer(progress, failing=range(1, 10))
     saves = Saves(storage, progress, FixedPace(0), "rolling", give_up_after_s=1e-9)
     train(progress, saves, 6)
     with pytest.raises(SaveFailedError, match=r"save 2\. Saves have failed for"):
@@ -135,21 +76,9 @@ def test_the_last_save_is_given_up_after_the_limit():
     assert storage.asked == 2
 
 
-@pytest.mark.parametrize(("saved", "trained", "num_saves"), [(6, 0, 0), (6, 1, 1), (5, 0, 1), (None, 0, 1)])
-def test_the_end_is_not_saved_again(saved, trained, num_saves):
-    progress = RunProgress()
-    progress.steps_done = 6
-    storage = SlowStorage(progress)
-    storage.saved_moment = saved
-    saves = Saves(storage, progress, FixedPace(0), "rolling")
-    train(progress, saves, trained)
-    saves.finish()
-    assert storage.asked == num_saves
-
-
 def test_a_save_that_is_wanted_now_is_noted_as_all_others_are_and_made_once():
     progress = RunProgress()
-    storage = SlowStorage(progress)
+    storage = FakeCheckpointer(progress)
     saves = Saves(storage, progress, FixedPace(5), "rolling")
     train(progress, saves, 7)
     assert saves.now(1.0)
@@ -159,7 +88,7 @@ def test_a_save_that_is_wanted_now_is_noted_as_all_others_are_and_made_once():
 
 
 def test_a_save_that_is_wanted_now_is_made_though_others_before_it_have_failed(caplog):
-    class Repaired(SlowStorage):
+    class Repaired(FakeCheckpointer):
         """Whose failure is told to whoever waits for it, once."""
 
         error = None
@@ -184,7 +113,7 @@ def test_a_save_that_is_wanted_now_is_made_though_others_before_it_have_failed(c
 @pytest.mark.parametrize("every", [0, 7])
 def test_the_end_is_saved_though_a_save_that_was_wanted_at_the_same_step_has_failed(every):
     progress = RunProgress()
-    storage = SlowStorage(progress, broken={1})
+    storage = FakeCheckpointer(progress, failing={1})
     saves = Saves(storage, progress, FixedPace(every), "rolling")
     train(progress, saves, 7)
     with pytest.raises(SaveFailedError, match="save 1"):
@@ -195,7 +124,7 @@ def test_the_end_is_saved_though_a_save_that_was_wanted_at_the_same_step_has_fai
 
 def test_a_save_that_is_wanted_again_after_it_has_failed_is_made_again():
     progress = RunProgress()
-    storage = SlowStorage(progress, broken={1, 2})
+    storage = FakeCheckpointer(progress, failing={1, 2})
     saves = Saves(storage, progress, FixedPace(0), "rolling")
     train(progress, saves, 7)
     for number in (1, 2):
@@ -207,7 +136,7 @@ def test_a_save_that_is_wanted_again_after_it_has_failed_is_made_again():
 
 def test_saves_that_were_skipped_or_failed_to_begin_do_not_shorten_what_is_told_of_the_interval():
     progress = RunProgress()
-    storage = SlowStorage(progress, skipped={2, 4}, failing={6})
+    storage = FakeCheckpointer(progress, skipping={2, 4}, unable={6})
     train(progress, Saves(storage, progress, FixedPace(10), "rolling"), 70)
     assert sorted(progress.saves) == [10, 30, 50]
     assert progress.samples_between_saves == 20
@@ -215,7 +144,7 @@ def test_saves_that_were_skipped_or_failed_to_begin_do_not_shorten_what_is_told_
 
 def test_what_committed_saves_took_is_told_once(no_pauses):
     progress = RunProgress()
-    storage = SlowStorage(progress, broken={2})
+    storage = FakeCheckpointer(progress, failing={2})
     saves = Saves(storage, progress, FixedPace(100), "rolling")
     train(progress, saves, 150)
     (first,) = saves.take_costs()

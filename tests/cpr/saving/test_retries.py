@@ -1,15 +1,15 @@
 """When a save that has failed is tried again: alike on all ranks, later and later."""
 
-import threading
 from itertools import pairwise
 
 import pytest
 
 from cpr.checkpoint.collectives import Alone
 from cpr.checkpoint.save.writer_thread import Save
-from cpr.errors import SaveFailedError, SaveRefusedError
+from cpr.errors import SaveFailedError
 from cpr.saving import periodic as module
 from cpr.saving.periodic import FIRST_PAUSE_S, LONGEST_PAUSE_S, Retries
+from tests.cpr.checkpoint.world import run_ranks
 
 STEP_S = 0.5
 
@@ -54,12 +54,6 @@ def test_a_limit_by_time_ends_it_and_a_last_try_comes_just_before(clock):
     assert 3000 <= clock[0] - began <= 3000 + 100 * STEP_S
 
 
-def test_what_another_run_owns_is_not_tried_again():
-    retries = Retries(Alone())
-    with pytest.raises(SaveRefusedError):
-        retries.note_failure(SaveRefusedError("another run owns it"), 7)
-
-
 def test_a_save_that_was_given_up_is_no_failure(clock):
     retries = Retries(Alone())
     save = Save("base", "consistent", "exact")
@@ -70,47 +64,24 @@ def test_a_save_that_was_given_up_is_no_failure(clock):
     assert not retries.is_failing
 
 
-class TwoRanks:
-    """What one of two threads sees of the group of both."""
-
-    world_size = 2
-
-    def __init__(self, rank, barrier, values):
-        self.rank, self._barrier, self._values = rank, barrier, values
-
-    def gather(self, value):
-        self._values[self.rank] = value
-        self._barrier.wait(30)
-        values = list(self._values)
-        self._barrier.wait(30)
-        return values
-
-    def broadcast(self, value):
-        return self.gather(value)[0]
-
-
 def test_ranks_that_hear_of_a_failure_after_different_steps_try_again_after_the_same_one(monkeypatch):
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 1e-4)
-    barrier, values, due = threading.Barrier(2), [None, None], [[], []]
 
-    def work(rank):
-        retries = Retries(TwoRanks(rank, barrier, values))
+    def work(group):
+        due, retries = [], Retries(group)
         save = Save("base", "rolling", "exact")
         retries.begin(save, 10)
         for step in range(11, 4000):
-            if step == (17, 25)[rank]:
+            if step == (17, 25)[group.rank]:
                 save.finish(SaveFailedError("the disk is full"))
             retries.look(step)
             if retries.is_due(step):
-                due[rank].append(step)
+                due.append(step)
                 save = Save("base", "rolling", "exact")
                 retries.begin(save, step)
                 save.commit("committed", 0.0)
+        return due
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert due[0] == due[1]
-    assert len(due[0]) == 1
+    first, second = run_ranks(work)
+    assert first == second
+    assert len(first) == 1

@@ -1,81 +1,18 @@
 """Which save comes next, which moments count as a whole table, and what a failure makes of both."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from cpr.checkpoint.collectives import Alone
-from cpr.checkpoint.save.writer_thread import Save
-from cpr.errors import SaveFailedError
 from cpr.recovery.run.progress import RunProgress
 from cpr.saving.cadence import FixedPace
 from cpr.saving.periodic import Saves
 from cpr.saving.row_saves import RowSaves
+from tests.cpr.saving.fakes import FakeCheckpointer
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     """A save that has failed is tried again after the next step."""
     monkeypatch.setattr("cpr.saving.periodic.FIRST_PAUSE_S", 0.0)
-
-
-class FakeCheckpointer:
-    """Saves are over when the test waits for them, or after two steps; those of steps in `failing` fail."""
-
-    def __init__(self, progress, failing=(), skipping=(), breaking=(), busy=()):
-        self.progress, self.failing, self.skipping, self.breaking = progress, failing, skipping, breaking
-        self.busy = busy
-        self.has_base, self.newest_step, self.saved_moment = False, None, None
-        self.log, self.last, self.agreement = [], None, Alone()
-
-    def step(self):
-        if self.last is not None and self.progress.steps_done >= self.log[-1][1] + 2:
-            self.wait_until_idle()
-
-    def finish(self):
-        pass
-
-    def is_free(self):
-        return self.progress.steps_done not in self.busy and self.wait_until_idle()
-
-    def wait(self, timeout_s=None):
-        return self.wait_until_idle()
-
-    def wait_until_idle(self, deadline=None):
-        save, self.last = self.last, None
-        if save is None:
-            return True
-        _, step = self.log[-1]
-        error = None
-        if step in self.failing:
-            error = SaveFailedError(f"step {step}")
-        else:
-            save.commit(SimpleNamespace(num_bytes=0), 0.0)
-            self.newest_step, self.has_base = step, True
-        if step in self.breaking:  # committed, but then found to be damaged
-            error, self.has_base = SaveFailedError("damaged"), False
-        save.finish(error)
-        if error and not save.is_excused:
-            raise error
-        return True
-
-    def save(self, moment, timeout_s=None):
-        return self._begin("base")
-
-    def save_rows(self, rows, *, began=None):
-        assert self.has_base
-        return self._begin("rows")
-
-    def _begin(self, kind):
-        self.wait_until_idle()
-        if self.progress.steps_done in self.skipping:
-            return None
-        self.log.append((kind, self.progress.steps_done))
-        self.last = Save(kind, "rolling", "exact")
-        return self.last
-
-    def close(self):
-        pass
 
 
 class FakePrioritizer:
@@ -109,7 +46,7 @@ class Run:
 
     def __init__(self, needs_base=True, **options):
         self.progress = RunProgress()
-        self.checkpointer = FakeCheckpointer(self.progress, **options)
+        self.checkpointer = FakeCheckpointer(self.progress, 2, by_step=True, **options)
         self.checkpointer.has_base = not needs_base
         self.prioritizer = FakePrioritizer()
         self.rows = RowSaves(
