@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import stat
 import threading
 import time
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -137,6 +139,17 @@ def test_a_warm_start_loads_the_model_and_the_named_states_and_only_reads(start,
         run.checkpointer.warm_start(str(tmp_path / "empty"), [])
     with pytest.raises(MismatchError, match="'loader' is registered"):
         run.checkpointer.warm_start(str(tmp_path / "other"), ["loader"])
+
+
+def test_random_generators_are_restored(start):
+    def draw():
+        return [random.random(), np.random.random(), torch.rand(()).item()]
+
+    run = start()
+    run.save()
+    expected = draw()
+    reopened(start, run)
+    assert draw() == expected
 
 
 def test_a_rolling_save_takes_a_piece_a_step_and_says_which_steps(start, small_pieces):

@@ -116,6 +116,25 @@ def test_there_is_one_and_it_is_not_the_workers_child(watched):
     wait_until(lambda: janitors(watched) == [])
 
 
+def test_pipes_of_the_worker_end_with_it(home, agent):
+    """Who reads a worker's output must see its end although the janitor lives on."""
+    code = (
+        "import sys; from pathlib import Path; from cpr.resident.janitor import ensure_janitor; "
+        "ensure_janitor(Path(sys.argv[1]))"
+    )
+    worker = subprocess.run(
+        [sys.executable, "-c", code, home.folder],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    assert (worker.stdout, worker.stderr) == (b"", b"")
+    wait_until(lambda: janitors(home) != [])
+    assert home.remove()
+    wait_until(lambda: janitors(home) == [])
+
+
 def test_agents_in_another_container_keep_the_memory_when_those_here_are_dead(watched, agent):
     theirs = watched.folder / f"{KEEPER_PREFIX}{pid_namespace() + 1}-7-1234"
     theirs.touch(0o600)

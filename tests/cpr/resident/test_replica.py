@@ -156,7 +156,7 @@ def test_damage_is_refused(tmp_path, damage):
         replica.read()
 
 
-def test_bytes_that_stay_are_not_copied_again_and_others_of_their_length_are(tmp_path):
+def test_bytes_that_stay_are_not_copied_again_and_others_of_their_length_are(tmp_path, monkeypatch):
     replica, stays, changes = open_replica(tmp_path), b"x" * 100, [b"1" * 50, b"2" * 50, b"2" * 50, b"3" * 50]
     for step, changed in enumerate([changes[0], *changes, *changes]):
         number = torch.tensor(step)
@@ -167,3 +167,10 @@ def test_bytes_that_stay_are_not_copied_again_and_others_of_their_length_are(tmp
         )
     replica.write(9, {"stays": b"y" * 100, "changes": b"", "more": stays})
     assert replica.read() == (9, {"stays": b"y" * 100, "changes": b"", "more": stays})
+    tree, copied, frombuffer = {"story": b"z" * 10_000}, [], np.frombuffer
+    monkeypatch.setattr(
+        np, "frombuffer", lambda data, *how: copied.append(len(data)) or frombuffer(data, *how)
+    )
+    for step in range(4):
+        replica.write(step, tree)
+    assert copied.count(10_000) == 2, "once into each slot"

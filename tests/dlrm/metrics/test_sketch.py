@@ -72,6 +72,18 @@ def test_an_adversary_cannot_make_all_collapses_shift_the_same_way():
     assert worst_shift(exact, *sketch.weighted()) <= sketch.error_bound + 1e-12
 
 
+@given(values=numbers, capacity=capacities, limit=st.integers(1, 400))
+def test_points_of_equal_share_add_no_more_than_half_a_share(values, capacity, limit):
+    exact = np.array(values, np.float32)
+    sketch = sketch_of(exact, capacity, 50)
+    points = sketch.points(limit)
+    assert len(points) == min(limit, len(exact))
+    if len(exact):
+        share = np.full(len(points), len(exact) / len(points))
+        extra = 0.5 / limit if len(exact) > limit else 0.0
+        assert worst_shift(exact, points, share) <= sketch.error_bound + extra + 1e-9
+
+
 def test_memory_grows_with_the_logarithm_of_the_count():
     sketch = QuantileSketch(64)
     sizes = []

@@ -65,3 +65,10 @@ def test_nan_in_one_gradient_makes_all_nan():
     parameters[1].grad[3] = float("nan")
     assert clip_gradients(parameters, 1.0).isnan()
     assert all(each.grad.isnan().all() for each in parameters[:-1])
+
+
+def test_zero_and_missing_gradients_are_not_clipped():
+    parameters = parameters_with_gradients(scale=0.0)
+    assert clip_gradients(parameters, 1.0) == 0
+    assert all(not each.grad.any() for each in parameters[:-1])
+    assert clip_gradients(parameters[-1:], 1.0) == 0

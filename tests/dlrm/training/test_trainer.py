@@ -239,6 +239,18 @@ def test_a_nan_parameter_is_found_a_step_later_without_gradients(make_trainer):
         trainer.train()
 
 
+def test_no_evaluation_begins_after_a_signal(make_trainer):
+    with StopSignal() as stop:
+        trainer = make_trainer(stop, evaluate_every_steps=3)
+        trainer.session = Calling(
+            step=lambda: trainer.steps_done == 3 and os.kill(os.getpid(), signal.SIGINT)
+        )
+        with pytest.raises(StopRequested, match="SIGINT"):
+            trainer.train()
+    assert trainer.telemetry.steps() == [1, 2, 3]
+    assert trainer.telemetry.evaluations() == []
+
+
 class Ringing:
     """A loader in which a signal comes while it fetches batch `at` of its first epoch."""
 

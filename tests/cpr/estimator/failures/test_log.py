@@ -62,6 +62,13 @@ def test_invalid_lines_are_refused_with_file_and_line(text, message, tmp_path):
     assert "failures.csv" in str(refused.value)
 
 
+def test_a_binary_file_is_refused(tmp_path):
+    path = write(tmp_path, "")
+    path.write_bytes(b"lasted,failed\n\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"failures\.csv cannot be read as a CSV file in UTF-8"):
+        read_log(path)
+
+
 def test_log_of_run_histories():
     def run(*times):
         return make_history(elapsed_s=100.0, failures=[make_failure(time) for time in times])

@@ -15,6 +15,7 @@ from dlrm.config.schema import DenseConfig, ScheduleConfig, TablesConfig
 from dlrm.models.deepfm import DeepFM, DeepFMHead
 from dlrm.models.fm import LinearHead
 from dlrm.optim.build import Optimizers
+from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.plan import make_sharder
 from dlrm.sharding.splitting.operator_tables import OperatorTables, Placement, make_operator_sharder
@@ -133,6 +134,13 @@ def test_operator_tables_call_lookup_and_update_hooks(place):
     assert lookups == [list(range(len(FEATURES) * ROWS))]  # every row
     assert len(updates) == 1
     assert torch.equal(updates[0], before)
+
+
+def test_the_host_lookup_does_not_replace_operator_tables(place):
+    initial = torch.randn(len(FEATURES) * ROWS, 4)
+    operator = place(initial)
+    assert use_host_lookups([group.emb_module for group in table_groups(operator)], torch.bfloat16) == 0
+    assert torch.equal(operator.weight(), initial)
 
 
 def test_a_rank_without_fields_joins_the_backward_pass(place):
