@@ -1,5 +1,7 @@
 """Collectives, exchanges, hooks and P3 between real ranks; one start of processes per test."""
 
+from functools import partial
+
 import pytest
 
 from tests.system.comm import (
@@ -9,13 +11,17 @@ from tests.system.comm import (
     hook_worker,
     replicas_worker,
     residual_worker,
+    rows_worker,
     schedule_worker,
 )
 from tests.system.comm.common import checks_of
 from tests.system.ranks import in_group
+from tests.system.sharding import wire_worker
+from tests.system.sharding.wire_worker import Case
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
+UNEVEN_BATCHES = (5, 8)
 GROUPS = {
     "collectives": (4, (collectives_worker,)),
     "exchanges": (4, (residual_worker, exchange_worker, disagreement_worker, hook_worker, replicas_worker)),
@@ -33,3 +39,24 @@ def test_checks_between_ranks(name, start_ranks):
 def test_all_exchanges_over_a_hundred_steps(start_ranks):
     work = exchange_worker.replicas_stay_equal_and_no_gradient_is_lost
     start_ranks(in_group, work, world_size=4).wait(timeout_s=200)
+
+
+def test_rows_and_codecs_between_ranks(start_ranks):
+    """Row-sparse gradients of replicated tables, and encoded embedding exchanges; one start for all."""
+    work = checks_of(rows_worker)
+    roundings = [("fp16", "fp32"), ("bf16", "fp32"), ("int8", "fp32"), ("int8", "bf16"), ("bf16", "bf16")]
+    cases = [
+        Case("dlrm", "torchrec", UNEVEN_BATCHES, exchange_dtype=exchange_dtype, precision=precision)
+        for exchange_dtype, precision in roundings[:-1]
+    ]
+    cases += [
+        Case("deepfm", "torchrec", UNEVEN_BATCHES, exchange_dtype="int8"),  # with narrow tables
+        Case("dlrm", "auto", UNEVEN_BATCHES, chosen="exchange", exchange_dtype="int8"),
+    ]
+    work += [partial(wire_worker.check, case) for case in cases]
+    # replicated are tables of up to 200 rows; of up to 2500, and one rank has no table of its own
+    work += [partial(rows_worker.a_step_stays_near, *rounding) for rounding in roundings]
+    work += [
+        partial(rows_worker.a_step_stays_near, "int8", precision, 2500) for precision in ("fp32", "bf16")
+    ]
+    start_ranks(in_group, *work, world_size=2).wait(timeout_s=100)

@@ -1,11 +1,43 @@
 """Leaving the block of `PartialRecovery`, which all ranks do alike."""
 
+import os
+import sys
+from datetime import timedelta
+
 import pytest
 
+import cpr
 from cpr.checkpoint.format.manifest import Manifest
 from cpr.cli.main import entry
 from cpr.resident.folders import UNSAVED_FILE
-from tests.system.recovery import leaving_worker
+from tests.cpr.shards import models
+
+ROWS = {"a": 100, "b": 40}
+TIMEOUT = timedelta(seconds=3)
+
+
+def leave_alone(folder):
+    os.environ |= {"CPR_LAUNCH": folder.name, "LOCAL_WORLD_SIZE": "2"}
+    memory = folder / "memory"
+    memory.mkdir(exist_ok=True)
+    recovery = cpr.PartialRecovery(str(folder / "checkpoint"), resident_root=str(memory))
+    with pytest.raises(RuntimeError):  # of a collective in which the other rank is not
+        train(recovery)
+    assert recovery.memory_folder.is_dir(), "what nobody saved was freed"
+
+
+def train(recovery):
+    with recovery:
+        recovery.init_process_group("gloo", TIMEOUT)
+        with recovery.building():
+            model = models.shard({"a": "rw", "b": "rw"}, ebc=models.bags(**ROWS))
+        recovery.restore(model)
+        for step in range(3):
+            model({"ebc": models.batch(step, 8, **ROWS)}).square().mean().backward()
+            recovery.step(samples=16)
+        if recovery.worker_group.rank == 0:
+            sys.exit(0)
+        model({"ebc": models.batch(3, 8, **ROWS)})
 
 
 @pytest.mark.system
@@ -13,7 +45,7 @@ from tests.system.recovery import leaving_worker
 def test_one_rank_that_leaves_alone_waits_for_the_others_so_long_and_loses_nothing(
     start_ranks, tmp_path, monkeypatch
 ):
-    start_ranks(leaving_worker.main, tmp_path, world_size=2).wait(timeout_s=80)
+    start_ranks(leave_alone, tmp_path, world_size=2).wait(timeout_s=80)
     # what no process continues with can be rescued, from the memory of both
     monkeypatch.setenv("CPR_RESIDENT_ROOT", str(tmp_path / "memory"))
     (home,) = (tmp_path / "memory").glob("*/*")

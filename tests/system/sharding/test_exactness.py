@@ -1,11 +1,187 @@
 """Two ranks train the same model as one: tables of all kinds, dense parameters, losses, metrics."""
 
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.system.sharding import exactness_worker as worker
+from cpr.shards import find_shards
+from data.batch import Batch
+from data.dataset import Feature
+from dlrm.config.schema import (
+    Config,
+    DenseConfig,
+    ModelConfig,
+    ScheduleConfig,
+    ShardingConfig,
+    TablesConfig,
+    TrainConfig,
+)
+from dlrm.dense_sync import AllReduceSync
+from dlrm.optim.build import Optimizers
+from dlrm.sharding import plan
+from dlrm.sharding.parameters import dense_parameters
+from dlrm.training import build
+from dlrm.training import model as sharded
+from dlrm.training.evaluation import evaluate
+from tests.dlrm.inputs import fake_inputs
+
+CPU = torch.device("cpu")
+DIM = 32
+NUM_STEPS = 20
+GLOBAL_BATCH = 64
+TEST_SAMPLES = 250
+FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((50, 7, 300, 240, 400)))
+MULTI_HOT = {"cat_1", "cat_2", "cat_3"}
+CUT = {"cat_2": "column_wise", "cat_3": "table_wise", "cat_4": "table_wise"}
+"""cat_0 and cat_1 are small: replicated on two ranks, whole on one."""
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: str
+    tables: str
+    dense: str
+
+
+CASES = (
+    Case("dlrm", "sgd", "sgd"),
+    Case("dlrm", "rowwise_adagrad", "adagrad"),
+    Case("dlrm", "adagrad", "sgd"),
+    Case("dcnv2", "rowwise_adagrad", "sgd"),
+    Case("deepfm", "sgd", "adagrad"),
+)
+
+
+def samples(seed, count):
+    """`count` samples: dense, label, and a list of ids for each feature."""
+    generator = torch.Generator().manual_seed(seed)
+    dense = torch.rand(count, 13, generator=generator)
+    ids = {}
+    for feature in FEATURES:
+        sizes = (
+            torch.randint(0, 4, (count,), generator=generator).tolist()
+            if feature.name in MULTI_HOT
+            else [1] * count
+        )
+        ids[feature.name] = [torch.randint(0, feature.rows, (size,), generator=generator) for size in sizes]
+    labels = (torch.rand(count, generator=generator) < dense[:, 0]).float()  # something to learn
+    return dense, ids, labels
+
+
+def my_part(seed, count):
+    """This rank's part of a global batch; the last one is padded to equal size."""
+    dense, ids, labels = samples(seed, count)
+    size = -(-count // dist.get_world_size())
+    begin = dist.get_rank() * size
+    valid = min(size, count - begin)
+    places = [min(place, count - 1) for place in range(begin, begin + size)]
+    bags = [ids[feature.name][place] for feature in FEATURES for place in places]
+    return Batch(
+        dense=dense[places],
+        sparse=KeyedJaggedTensor(
+            keys=[feature.name for feature in FEATURES],
+            values=torch.cat(bags),
+            lengths=torch.tensor([len(bag) for bag in bags]),
+        ),
+        labels=labels[places],
+        num_valid=valid,
+    )
+
+
+@contextmanager
+def with_column_pieces_on_all_ranks():
+    """The trainer's own plan with the kinds of CUT, column pieces on the ranks in turn."""
+    constraints_of, make_plan = plan._constraints, sharded.make_plan
+
+    def with_cuts(*arguments):
+        constraints = constraints_of(*arguments)
+        return {
+            name: replace(constraint, sharding_types=[CUT[name]]) if name in CUT else constraint
+            for name, constraint in constraints.items()
+        }
+
+    def spread(*arguments):
+        laid_out = make_plan(*arguments)
+        for table in chain(*(module.values() for module in laid_out.plan.values())):
+            if table.sharding_type == "column_wise":
+                table.ranks = [piece % dist.get_world_size() for piece in range(len(table.ranks))]
+                for rank, piece in zip(table.ranks, table.sharding_spec.shards, strict=True):
+                    piece.placement = dist._remote_device(f"rank:{rank}/cpu")
+        return laid_out
+
+    plan._constraints, sharded.make_plan = with_cuts, spread
+    try:
+        yield
+    finally:
+        plan._constraints, sharded.make_plan = constraints_of, make_plan
+
+
+def sharded_model(case):
+    config = Config(
+        model=ModelConfig(
+            kind=case.kind, embedding_dim=DIM, bottom_mlp=(16, DIM), top_mlp=(16, 1), cross_rank=8
+        ),
+        tables=TablesConfig(optimizer=case.tables, learning_rate=0.05),
+        sharding=ShardingConfig(strategy="torchrec", data_parallel_rows=100),
+        train=TrainConfig(precision="fp32"),
+    )
+    inputs = fake_inputs(config, FEATURES, GLOBAL_BATCH // dist.get_world_size())
+    with with_column_pieces_on_all_ranks():
+        return build.shard(inputs), config
+
+
+def pieces_of(model):
+    """This rank's pieces: (table, row, column, weights)."""
+    return [
+        (found.table_fqn.rpartition(".")[2], found.row_offset, found.col_offset, found.weights.clone())
+        for found in find_shards(model)
+    ]
+
+
+def train(case):
+    """All that should not depend on the number of ranks, and where the pieces lay."""
+    torch.manual_seed(dist.get_rank())  # must not matter
+    model, config = sharded_model(case)
+    optimizers = Optimizers(
+        model,
+        DenseConfig(optimizer=case.dense, learning_rate=0.05),
+        config.tables,
+        ScheduleConfig(warmup_steps=5),
+    )
+    parameters = dense_parameters(model)
+    replicas = AllReduceSync(parameters, num_scalars=1)
+    losses = []
+    for step in range(NUM_STEPS):
+        batch = my_part(step, GLOBAL_BATCH)
+        optimizers.begin_step(step)
+        loss = binary_cross_entropy_with_logits(model(batch.dense, batch.sparse), batch.labels)
+        loss.backward()
+        losses.append(replicas.average(loss.detach().view(1)).item())
+        optimizers.step()
+    metrics = evaluate(model, [my_part(1000, TEST_SAMPLES)], CPU)
+    pieces = [None] * dist.get_world_size()
+    dist.all_gather_object(pieces, pieces_of(model))
+    return {
+        "losses": torch.tensor(losses),
+        "dense": [parameter.detach().clone() for parameter in parameters],
+        "metrics": metrics,
+        "pieces": pieces,
+    }
+
+
+def train_all(path):
+    dist.init_process_group("gloo")
+    results = [train(case) for case in CASES]
+    if dist.get_rank() == 0:
+        torch.save(results, path)
+    dist.destroy_process_group()
+
 
 ATOL = {"sgd": 2e-6, "rowwise_adagrad": 2e-6, "adagrad": 1e-5}
 """Sums in another order differ in the last bit. Adagrad divides each gradient by its own size, which makes
@@ -14,9 +190,9 @@ the last bit of one that nearly cancelled a larger part of the update."""
 
 def put_together(pieces):
     tables = {}
-    shapes = {feature.name: feature.rows for feature in worker.FEATURES}
+    shapes = {feature.name: feature.rows for feature in FEATURES}
     for name, row, column, weights in pieces:
-        rows, dim = shapes[name.removeprefix("wide_")], 4 if name.startswith("wide_") else worker.DIM
+        rows, dim = shapes[name.removeprefix("wide_")], 4 if name.startswith("wide_") else DIM
         whole = tables.setdefault(name, torch.full((rows, dim), torch.nan))
         whole[row : row + weights.shape[0], column : column + weights.shape[1]] = weights
     return tables
@@ -25,16 +201,16 @@ def put_together(pieces):
 @pytest.mark.system
 @pytest.mark.timeout(120)
 def test_two_ranks_equal_one(start_ranks, world_of_one, tmp_path):
-    ranks = start_ranks(worker.main, tmp_path / "results", world_size=2)
-    ours = [worker.train(case) for case in worker.CASES]
+    ranks = start_ranks(train_all, tmp_path / "results", world_size=2)
+    ours = [train(case) for case in CASES]
     ranks.wait(timeout_s=100)
     theirs = torch.load(tmp_path / "results", weights_only=False)
-    for case, one, two in zip(worker.CASES, ours, theirs, strict=True):
+    for case, one, two in zip(CASES, ours, theirs, strict=True):
         held = [{name for name, *_ in pieces} for pieces in two["pieces"]]
         assert {"cat_0", "cat_1", "cat_2"} <= held[0] & held[1], "replicated, or cut into columns"
         assert held[0] ^ held[1], "table-wise"
         columns = [column for pieces in two["pieces"] for name, _, column, _ in pieces if name == "cat_2"]
-        assert sorted(columns) == [0, worker.DIM // 2]
+        assert sorted(columns) == [0, DIM // 2]
         replicas = [{piece[0]: piece[3] for piece in pieces} for pieces in two["pieces"]]
         for name in ("cat_0", "cat_1"):
             assert torch.equal(replicas[0][name], replicas[1][name]), (case, name)
@@ -54,6 +230,6 @@ def test_two_ranks_equal_one(start_ranks, world_of_one, tmp_path):
             torch.testing.assert_close(two_parameter, one_parameter, rtol=1e-5, atol=ATOL[case.dense])
         torch.testing.assert_close(two["losses"], one["losses"], rtol=1e-5, atol=1e-6)
         assert one["losses"][-5:].mean() < one["losses"][:5].mean()
-        assert two["metrics"].num_samples == one["metrics"].num_samples == worker.TEST_SAMPLES
+        assert two["metrics"].num_samples == one["metrics"].num_samples == TEST_SAMPLES
         assert two["metrics"].auc == pytest.approx(one["metrics"].auc, abs=1e-4)
         assert two["metrics"].log_loss == pytest.approx(one["metrics"].log_loss, abs=1e-6)

@@ -6,8 +6,7 @@ import pytest
 
 from tests.system.ranks import in_group
 from tests.system.sharding import exchange_worker, splitting_worker
-from tests.system.sharding.splitting_heads import HEADS
-from tests.system.sharding.splitting_worker import Case
+from tests.system.sharding.splitting_worker import HEADS, Case
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 

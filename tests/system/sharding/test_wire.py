@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from tests.system.ranks import in_group
-from tests.system.sharding import cluster_worker, wire_worker
+from tests.system.sharding import wire_worker
 from tests.system.sharding.wire_worker import Case
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
@@ -29,7 +29,7 @@ def test_bytes_of_a_step_and_speeds_of_links(sizes, start_ranks):
         too_few = "8 columns make 2 pieces of 4 (an FBGEMM limit), too few for 3 ranks"
         cases.append(Case("dlrm", "des", sizes, dim=8, refusal=too_few))
     if len(sizes) == 4:
-        work.append(cluster_worker.measure_together)  # here, as starting ranks takes long
+        work.append(wire_worker.measure_together)  # here, as starting ranks takes long
         cases += [Case(kind, "auto", sizes, chosen="two_level", ranks_per_node=2) for kind in KINDS]
     work += [partial(wire_worker.check, case) for case in cases]
     start_ranks(in_group, *work, world_size=len(sizes)).wait(timeout_s=150)

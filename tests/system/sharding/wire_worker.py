@@ -1,6 +1,7 @@
-"""Workers of `test_wire` that count the bytes of a step."""
+"""Workers of `test_wire` that count the bytes of a step, or measure their links together."""
 
 import logging
+import math
 import os
 from dataclasses import dataclass
 from logging.handlers import BufferingHandler
@@ -19,7 +20,7 @@ from dlrm.dense_sync import AllReduceSync
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.planning import planner, torchrec_plan
-from dlrm.sharding.splitting.planning.cluster import Cluster
+from dlrm.sharding.splitting.planning.cluster import Cluster, measure
 from dlrm.sharding.splitting.planning.shapes import PlanSetting, shapes_of
 from dlrm.sharding.splitting.planning.strategies import options
 from dlrm.sharding.splitting.wire import counted
@@ -146,3 +147,21 @@ def expected(case, shapes, dense_numbers, rank):
     averaged = dense_numbers + NUM_FLAGS
     values += sum(each.sent_by(rank) for each in costs.all_reduce(averaged, num_ranks))
     return values, ids
+
+
+def measure_together() -> None:
+    """All get the same answer, whatever is known of each link."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    for here, agreed in ((2, 2), (1, 1), (num_ranks, num_ranks), (1 + rank % 2, num_ranks)):
+        os.environ["LOCAL_WORLD_SIZE"] = str(here)
+        cluster = measure(CPU)
+        everybody = [None] * num_ranks
+        dist.all_gather_object(everybody, cluster)
+        assert everybody == [cluster] * num_ranks
+        assert (cluster.num_ranks, cluster.ranks_per_node) == (num_ranks, agreed)
+        for link, used in ((cluster.inside, agreed > 1), (cluster.between, agreed < num_ranks)):
+            assert math.isfinite(link.bytes_per_s) == used
+            assert link.bytes_per_s > 0
+            assert (link.latency_s > 0) == used
+        assert 0 < cluster.s_per_id < math.inf
+        assert 0 < cluster.memory_bytes_per_s < math.inf
