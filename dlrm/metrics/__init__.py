@@ -5,6 +5,6 @@
 """
 
 from dlrm.metrics.click import ClickMetrics, MetricValues
-from dlrm.metrics.running import ChanceWatch, RunningAuc
+from dlrm.metrics.running import WORSE_THAN_MEAN, ChanceWatch, RunningAuc
 
-__all__ = ["ChanceWatch", "ClickMetrics", "MetricValues", "RunningAuc"]
+__all__ = ["WORSE_THAN_MEAN", "ChanceWatch", "ClickMetrics", "MetricValues", "RunningAuc"]

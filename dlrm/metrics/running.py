@@ -25,6 +25,12 @@ LIKELY_CAUSES: Final = """Likely causes, the most frequent first:
   - dense features are raw counts, not log-transformed, and drown everything else.
 The recipe `tiny` on data of `python -m data.synthetic` tells a fault of the data from one of the model."""
 
+WORSE_THAN_MEAN: Final = """Likely causes, the most frequent first:
+  - it was trained too long: the training loss is far below this one (fewer epochs, or a lower learning rate);
+  - learning rates are too high, or initial values too large for the model: predictions are too sure;
+  - the test days differ from the training days: other ids, other transforms, another share of clicks.
+It may still rank well (see the AUC): then calibrate its predictions before they are used as probabilities."""
+
 
 class RunningAuc:
     """The AUC of this rank's last `window` predictions, which stay on their device until `value` is called.

@@ -19,7 +19,7 @@ from cpr.recovery.run.report import Recovery
 from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
 from dlrm.launch.files import write_json
-from dlrm.metrics import ChanceWatch, MetricValues, RunningAuc
+from dlrm.metrics import WORSE_THAN_MEAN, ChanceWatch, MetricValues, RunningAuc
 from dlrm.telemetry.folder import circumstances
 from dlrm.telemetry.progress import TrainingProgress
 from dlrm.telemetry.report import (
@@ -158,6 +158,8 @@ class Telemetry(Recorder):
         self._progress = TrainingProgress(total_samples, evaluated_batches, stream)
         self._running_auc = RunningAuc(device)
         self._watch = ChanceWatch()
+        self._is_worse_than_mean = False
+        """Whether the last evaluation was worse than predicting the mean, which is logged when it begins."""
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._loss_steps = 0
         self._first_sample = self._logged_samples = 0
@@ -245,6 +247,15 @@ class Telemetry(Recorder):
             },
         )
         logger.info("evaluation after %s samples: %s", f"{samples:,}", _short(values))
+        loss, entropy = values.log_loss, values.normalized_entropy
+        was_worse, self._is_worse_than_mean = self._is_worse_than_mean, entropy is not None and entropy > 1.0
+        if loss is not None and entropy is not None and entropy > 1.0 and not was_worse:
+            logger.warning(
+                "the log loss %.4f is worse than that of always predicting the share of clicks (%.4f). %s",
+                loss,
+                loss / entropy,
+                WORSE_THAN_MEAN,
+            )
 
     def finish(self, failures: FailureHistory | None = None, losses: Sequence[LostResiduals] = ()) -> Report:
         """Write `report.json`, `report.txt` and the learning curve, and return the report.

@@ -295,6 +295,20 @@ def test_a_model_at_chance_is_warned_of(tmp_path, caplog, monkeypatch):
     assert "no better than chance" in warning.message
 
 
+def test_an_evaluation_worse_than_predicting_the_mean_is_warned_of_when_that_begins(tmp_path, caplog):
+    telemetry = open_run(tmp_path)
+    for step, sure in enumerate((0.5, 9.0, 9.0, 0.5, 9.0)):
+        metrics = ClickMetrics(CPU)
+        metrics.update(sure * torch.tensor([1.0, -1.0, 1.0, 1.0]), torch.tensor([1.0, 0.0, 0.0, 1.0]))
+        telemetry.evaluation(step=step, samples=step, values=metrics.compute())
+    telemetry.close()
+    told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == 2
+    assert told[0].startswith(
+        "the log loss 2.2502 is worse than that of always predicting the share of clicks (0.6931)"
+    )
+
+
 def test_other_ranks_stay_silent(tmp_path):
     telemetry = open_telemetry(1, tmp_path)
     assert type(telemetry) is Recorder
