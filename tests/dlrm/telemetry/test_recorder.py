@@ -305,7 +305,7 @@ def test_an_evaluation_worse_than_predicting_the_mean_is_warned_of_when_that_beg
     told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(told) == 2
     assert told[0].startswith(
-        "the log loss 2.2502 is worse than that of always predicting the share of clicks (0.6931)"
+        "the log loss 2.2501 is worse than that of always predicting the share of clicks (0.6931)"
     )
 
 
