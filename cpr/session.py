@@ -383,7 +383,11 @@ class PartialRecovery:
         self._note_first_step()
         # The save is counted in the progress before that is published, and begins only after: if this worker
         # dies in between, its successor knows of a save that failed, but never misses one that was made.
-        self._saves.step()
+        try:
+            self._saves.step()
+        except SaveFailedError:  # on all ranks alike
+            self._publisher.publish()  # the step is whole: its batch must not count as interrupted
+            raise
         self._publisher.publish()
         self._saves.save_if_due()
         self._publisher.note_epoch()
@@ -501,11 +505,13 @@ class PartialRecovery:
         folder = self._memory.home.folder
         logger.error(
             "what was trained up to step %d is not saved. It stays in memory, in %s on each node, even "
-            "if this run is not restarted. What to do then: `cpr rescue %s --out DIR` saves it into a "
-            "checkpoint directory, `cpr clean --yes --unsaved` frees it",
+            "if this run is not restarted, until a launch saves a later step or finishes the run. What to do "
+            "then: `cpr rescue %s --out %s` saves it there, or into an empty directory; `cpr clean --yes "
+            "--unsaved` frees it",
             self._progress.steps_done,
             folder,
             folder.name,
+            self.checkpointer.uri if self._checkpointer is not None else "DIR",
         )
 
     def _release(self) -> None:

@@ -58,6 +58,7 @@ def _add_rescue(parser: argparse.ArgumentParser) -> None:
 
 def _rescue(options: argparse.Namespace) -> int:
     folder = _choose(options.name)
+    _check_target(options.out)
     # imported late, as only this command reads checkpoints
     from cpr.checkpoint.storage.base import open_storage  # noqa: PLC0415
     from cpr.recovery.rescue import opened, save  # noqa: PLC0415
@@ -70,9 +71,24 @@ def _rescue(options: argparse.Namespace) -> int:
         (segment / UNSAVED_FILE).unlink(missing_ok=True)
     print(
         f"saved {size_text(manifest.num_bytes)} to {storage.uri} as save {manifest.sequence} at step "
-        f"{manifest.step:,}. The memory is no longer needed: cpr clean --yes frees it"
+        f"{manifest.step:,}. The memory is no longer needed, and is freed soon"
     )
     return FINE
+
+
+def _check_target(out: str) -> None:
+    """Refuse a folder that is no checkpoint directory, where no resumed run would ever look for the save.
+
+    Raises:
+        ValueError: says which directory to give.
+    """
+    folder = Path(out.removeprefix("file://")).absolute()
+    if folder.is_relative_to(user_folder().absolute()):
+        raise ValueError(f"{folder} is shared memory, which `cpr clean` frees: give a directory on a disk")
+    names = {each.name for each in folder.iterdir()} if "://" not in out and folder.is_dir() else set()
+    if names and not names & {"owners", "saves"}:
+        advice = f": give {folder / 'checkpoint'}" if "checkpoint" in names else ""
+        raise ValueError(f"{folder} is neither empty nor a checkpoint directory{advice}")
 
 
 def _choose(name: str | None) -> Path:

@@ -18,6 +18,7 @@ from cpr.processes import Process, agent_pid
 from cpr.resident.folders import (
     OWNER_FILE,
     PRIVATE_FOLDER,
+    UNSAVED_FILE,
     NotPrivateError,
     alone_in,
     is_locked,
@@ -150,7 +151,10 @@ class Home:
 
 
 def _examine(folder: Path) -> tuple[str, Segment | None]:
-    """Return a segment that can be claimed, or why it cannot; remove it if it can never be used."""
+    """Return a segment that can be claimed, or why it cannot; remove it if it can never be used.
+
+    What a run could not save stays even then: only a user decides that it is of no use.
+    """
     try:
         if reason := why_not_private(folder, is_folder=True):
             return f"{reason}; left alone", None
@@ -165,8 +169,12 @@ def _examine(folder: Path) -> tuple[str, Segment | None]:
         reason = "its owner died before it was complete"
     except DamagedMemoryError as error:
         reason = str(error)
-    try:
-        shutil.rmtree(folder)
-    except OSError as error:
-        return f"{reason}; cannot be removed: {error}", None
-    return f"{reason}; removed", None
+    if (folder / UNSAVED_FILE).exists():
+        outcome = "left alone, because it was not saved"
+    else:
+        try:
+            shutil.rmtree(folder)
+            outcome = "removed"
+        except OSError as error:
+            outcome = f"cannot be removed: {error}"
+    return f"{reason}; {outcome}", None

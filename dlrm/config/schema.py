@@ -360,7 +360,7 @@ class CheckpointConfig:
     """Number of saved states to keep; at least 2."""
     give_up_after: str = ""
     """End the run when saves have failed for this long, such as 30m or 12h. Empty: never. Failed saves are
-    logged and retried after 10 s to 10 min."""
+    logged and retried after 10 s to 10 min. Workers that torchrun restarts after that count anew."""
     stop_within_s: float = 25.0
     """After SIGTERM, save before stopping if that takes at most this many seconds (torchrun kills workers
     after 30 s). 0: do not save. Ctrl-C stops at once."""

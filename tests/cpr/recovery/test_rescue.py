@@ -14,6 +14,7 @@ from cpr.cli.main import entry
 from cpr.errors import MismatchError, SaveFailedError
 from cpr.resident.folders import unsaved_segments
 from cpr.resident.janitor import watch
+from cpr.resident.layout import LAYOUT_FILE
 from cpr.resident.segment import Segment
 from tests.cpr.checkpoint.saves import commit
 from tests.cpr.recovery.workers import assert_same
@@ -171,7 +172,7 @@ def test_memory_in_use_is_not_rescued(unsaved, tmp_path, capsys, home):
 
 
 def test_a_last_save_that_fails_keeps_the_memory_and_says_how_to_rescue_it(
-    new_worker, monkeypatch, caplog, home
+    new_worker, monkeypatch, caplog, home, tmp_path
 ):
     worker = new_worker(restarted=False, give_up_after_s=1e-9).restore().train(7)
     monkeypatch.setattr(RankWriter, "write", disk_full)
@@ -182,7 +183,7 @@ def test_a_last_save_that_fails_keeps_the_memory_and_says_how_to_rescue_it(
     told = [each.message for each in caplog.records if "cpr rescue" in each.message]
     assert len(told) == 1
     assert "up to step 7 is not saved" in told[0]
-    assert f"cpr rescue {folder.name} --out DIR" in told[0]
+    assert f"cpr rescue {folder.name} --out {tmp_path / 'checkpoint'}" in told[0]
     watch(folder)
     assert unsaved_segments(folder)
 
@@ -208,3 +209,28 @@ def test_the_last_save_waits_for_storage_and_keeps_the_memory_meanwhile(
     assert len([each for each in caplog.records if each.levelname == "ERROR"]) == 2
     dist.destroy_process_group()
     assert_same(new_worker(restarted=False).restore().values(), values)
+
+
+def test_a_rescue_into_a_folder_where_no_run_would_look_is_refused(unsaved, home, tmp_path, capsys):
+    unsaved.die()
+    folder = home()
+    run = tmp_path / "run"
+    (run / "checkpoint").mkdir(parents=True)
+    assert entry(["rescue", "--out", str(run)]) == 2
+    assert f"neither empty nor a checkpoint directory: give {run / 'checkpoint'}" in capsys.readouterr().err
+    assert entry(["rescue", "--out", str(folder / "saved")]) == 2
+    assert "is shared memory, which `cpr clean` frees" in capsys.readouterr().err
+    assert unsaved_segments(folder)
+    assert [each.name for each in run.iterdir()] == ["checkpoint"]
+
+
+def test_a_refused_rescue_keeps_damaged_memory(unsaved, home, tmp_path, capsys):
+    unsaved.die()
+    (segment,) = unsaved_segments(home())
+    part = segment / LAYOUT_FILE
+    content = part.read_bytes()
+    part.write_bytes(content[:100])
+    assert entry(["rescue", "--out", str(tmp_path / "other")]) == 2
+    assert "left alone, because it was not saved" in capsys.readouterr().err
+    part.write_bytes(content)
+    assert entry(["rescue", "--out", str(tmp_path / "other")]) == 0

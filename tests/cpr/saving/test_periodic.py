@@ -152,3 +152,15 @@ def test_what_committed_saves_took_is_told_once(no_pauses):
     assert saves.take_costs() == []
     train(progress, saves, 130)
     assert [cost.step for cost in saves.take_costs()] == [233]  # the one of step 200 has failed
+
+
+@pytest.mark.parametrize(("saved", "trained", "num_saves"), [(6, 0, 0), (6, 1, 1), (5, 0, 1), (None, 0, 1)])
+def test_the_end_is_not_saved_again(saved, trained, num_saves):
+    progress = RunProgress()
+    progress.steps_done = 6
+    storage = FakeCheckpointer(progress)
+    storage.saved_moment = saved
+    saves = Saves(storage, progress, FixedPace(0), "rolling")
+    train(progress, saves, trained)
+    saves.finish()
+    assert storage.asked == num_saves
