@@ -59,7 +59,7 @@ CHANGES: Final[Mapping[str, tuple[Mapping[str, Any], Sequence[str]]]] = {
     "skew_90_dcnv2": ({"network": "dcnv2", "top_coverage": 0.9}, PAPER),
     "sgd_dcnv2": ({"network": "dcnv2", "optimizer": "sgd"}, PAPER),
 }
-"""What is changed, and for which schemes, by the ending of the figures; those that matter most come first."""
+"""Fields of `Run` that a case changes, and its schemes, by the ending of figures; the important first."""
 
 LABELS: Final = {
     "usual": "as usual: 2 failures of one of\n8 nodes, 1/8 of the rows a save,\nSSU looks at 1 of 2 ids",
@@ -71,7 +71,7 @@ LABELS: Final = {
     "sgd": "tables by SGD",
     "adagrad": "tables by Adagrad",
 }
-"""Of changes in the picture, by how their names begin."""
+"""Labels of the cases in the picture, by how their names begin."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Occupied:
-    """The memory of one run."""
+    """Describes the memory that one run occupies on this machine, and whether it may be freed."""
 
     folder: Path
     num_bytes: int

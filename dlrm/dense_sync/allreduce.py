@@ -1,4 +1,4 @@
-"""Replicas whose gradients are averaged in each step, and in the same sum scalars, by which ranks decide."""
+"""Averages dense gradients over all ranks in each step, with scalars on which ranks base joint decisions."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -27,7 +27,7 @@ class DenseSync:
 
     @property
     def losses(self) -> Sequence[LostResiduals]:
-        """Gradients that failures have cost the run before they were sent."""
+        """Losses of gradients that ranks had not sent yet when they failed; empty if there were none."""
         return ()
 
     def average(self, scalars: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ RATIOS: Final = {
     "row_save_blocked_share": ("blocked_s", "ours rows", "ours rolling"),
     "row_save_bytes_share": ("bytes", "ours rows", "ours rolling"),
 }
-"""By figure: of which quantity, CPR's saver, and the other one that it is divided by."""
+"""The quantity that a figure compares, CPR's saver, and the saver by whose value it is divided; by figure."""
 NOTES: Final = {
     "blocked_ratio_consistent": (
         "The consistent save has memory for all rows of a worker, so that training waits for the copy alone; "

@@ -78,7 +78,7 @@ def estimates(rows: Sequence[Row], value: str = "auc") -> dict[Run, Estimate]:
 
 
 def slope(points: Mapping[Run, tuple[float, float]]) -> Estimate:
-    """How much y grows with x, on a line through the origin: a least-squares fit within each seed.
+    """Fit a line through the origin to the points of each seed, by least squares, and average the slopes.
 
     Args:
         points: x and y of each run.

@@ -24,12 +24,12 @@ PORT: Final = 29500
 LINK: Final = "card"
 """A node's network card, in its namespace."""
 TCP: Final = {"tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}
-"""Of a node, the same on every machine: systems differ in their defaults, and namespaces may not have all
-that there is. After the pause between two collectives a link is used as it was before."""
+"""TCP settings that each node gets, since defaults differ between systems, and a namespace may not offer all
+congestion controls. Without slow start after idle, a link is as fast after a pause as before it."""
 MOST_QUEUED_BYTES: Final = 64_000_000
-"""That wait before a link: more than senders have on their way, so that nothing is dropped."""
+"""Most bytes that may wait before a link; senders have fewer on their way, so that nothing is dropped."""
 LEAST_BURST_BYTES: Final = 72_000
-"""That pass a link at once, the largest packet that Linux hands to a card among them."""
+"""Fewest bytes that a link lets pass at once: enough for the largest packet that Linux hands to a card."""
 BURST_S: Final = 100e-6
 """On fast links what passes at once is this long, since a timer has to let it through."""
 
@@ -100,16 +100,16 @@ class Network:
         return ["ip", "netns", "exec", self._names[worker // self._per_node]]
 
     def environment(self, worker: int) -> dict[str, str]:
-        """What PyTorch wants to know there, as torchrun tells it."""
+        """Environment variables for `init_process_group` in that worker: torchrun's, and Gloo's card."""
         told = rank_environment(worker, self.num_workers, self._per_node, _address(0), PORT)
         return told | {"GLOO_SOCKET_IFNAME": LINK}
 
     def address(self, worker: int) -> str:
-        """By which all others reach that worker."""
+        """IP address by which all other workers reach that worker."""
         return _address(worker // self._per_node)
 
     def link(self, worker: int) -> "CableToHub":
-        """What connects that worker's node to all others."""
+        """Link that connects that worker's node to all others."""
         return CableToHub(self._hub, _port(worker // self._per_node))
 
     def limit(self, gbit_per_s: float | None) -> None:
@@ -193,7 +193,7 @@ def rank_environment(worker: int, num_workers: int, per_node: int, host: str, po
 
 
 def sent_bytes() -> int:
-    """That have left this process's node over its link, what TCP adds included."""
+    """Bytes that this process's node has sent over its link so far, headers and repeats included."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == LINK:

@@ -82,7 +82,7 @@ def _cheaper_saves(job_s: float, share: float) -> Overhead:
 
 
 def _share_of_a_save(rounds: Sequence[Row], value: str) -> float:
-    """What the row saves that save all rows once cost training, over a synchronous save (DCP's): median."""
+    """Median over rounds of the cost of row saves of all rows, as a share of a synchronous DCP save."""
     savers = [row["savers"] for row in rounds]
     return median(float(each["ours rows"][value] / each["dcp save"]["blocked_s"] / RATIO) for each in savers)
 

@@ -57,8 +57,8 @@ WORKERS_PER_NODE: Final = 2
 DAYS: Final = 20
 """The last is the test day."""
 DISTURBED_SHARE: Final = 0.4
-"""Of the machine's training speed that the disturbed run is expected to reach: half of the machine, less its
-downtime."""
+"""Share of the machine's training speed that the disturbed run is expected to reach: it has half of the
+machine, and loses its downtime."""
 LAST_REPLACED: Final = 0.9
 """Share of the steps after which a node is replaced that is not back before the end."""
 PATIENCE: Final = 4

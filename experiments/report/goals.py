@@ -38,7 +38,10 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """That `figure` of `experiment` lies to `limit` as `sense` says; `where` names the circumstances."""
+    """A goal for one figure of an experiment: the value must compare to `limit` as `sense` says.
+
+    `where` names the circumstances of the measurement, for display.
+    """
 
     experiment: str
     figure: str

@@ -28,7 +28,7 @@ TITLES: Final = {
     "communication": "Dense gradients over slow links",
     "papers": "Next to the papers",
 }
-"""Of the tables that have a section of their own."""
+"""Headings of the tables that have a section of their own, by the name of the table."""
 MARKDOWN: Final = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 

@@ -25,7 +25,7 @@ READMES: Final = (EXPERIMENTS.parent / "README.md", EXPERIMENTS / "README.md")
 OUT: Final = Path("runs")
 HTML_NAME: Final = "report.html"
 NUM_COLORS: Final = 256
-"""Of a stored picture: lines and bars need no more, and the file is a third as large."""
+"""Colors that a stored picture keeps: lines and bars need no more, and the file is a third as large."""
 SHOWN: Final = 100
 """Characters of a stale line that the message shows, about half of them before the difference."""
 

@@ -41,7 +41,7 @@ SETTINGS: Final = {
 }
 
 Fields = Mapping[str, Any]
-"""Of settings that take part in a comparison."""
+"""Values of fields of `Setting`, which select the settings that take part in a comparison."""
 COMPARED: Final[Mapping[str, tuple[Fields, Fields]]] = {
     "ratio_to_torchrec_best": ({"precision": "bf16"}, {"keeps_memory": False}),
     "ratio_to_torchrec_fp32": ({"precision": "fp32"}, {"precision": "fp32", "keeps_memory": False}),

@@ -19,7 +19,7 @@ class RankPart:
 
 
 def tables_of(shards: Iterable[TableShard]) -> dict[str, TableEntry]:
-    """Manifest entries of the tables that the shards belong to, by name, with the present counters."""
+    """Make manifest entries of the shards' tables, by name, with their optimizers' counters as of now."""
     return {shard.table_fqn: table_entry(shard) for shard in shards}
 
 

@@ -66,7 +66,7 @@ class Target:
                     self._apart[name] = [torch.empty_like(column, device="cpu") for _ in self._ranges]
 
     def wants(self, first_row: int, last_row: int) -> bool:
-        """Whether the shard holds some row from first to last."""
+        """Whether the shard holds at least one row from `first_row` to `last_row`, both included."""
         return common(self.extent.rows, (first_row, last_row + 1)) is not None
 
     def write(self, rows: RowBatch, source_extent: Extent) -> None:

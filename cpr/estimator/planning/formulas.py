@@ -111,7 +111,7 @@ class Job:
 
     @property
     def delay_partial(self) -> float:
-        """Training time from the start of a save of partial recovery until it counts."""
+        """Training time from the start of a row save until it is stored; full save if `O_rows` is None."""
         return self.delay if self.O_rows is None else self.O_rows - self.blocked_rows
 
     @property

@@ -23,7 +23,7 @@ PROGRESS_STATE = "recovery"
 
 @dataclass
 class Inventory:
-    """The report of a worker, with the data that only this worker has."""
+    """Memory that a worker holds: a report that all ranks get, and tensors and states that stay local."""
 
     report: WorkerReport
     columns: list[Mapping[str, Tensor]] = field(default_factory=list)

@@ -262,10 +262,10 @@ class Restorer:
     def _own_states(
         self, found: Assessment, own: Inventory
     ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-        """Per-rank states as of the restored step: this rank's, and those of ranks that are gone.
+        """Collect per-rank states of the restored step: this rank's (or None), and those of gone ranks.
 
-        A state of a rank that is gone counts only in the copy of the generation that trained: a later one has
-        inherited it already, in a recovery that died.
+        A gone rank's state is taken only if the newest generation wrote it. If an older one did, a rank of
+        the newest one inherited it in a recovery that died later, and holds it in its own state.
         """
         mine: dict[str, Any] | None = None
         gone: dict[tuple[int, int], dict[str, Any]] = {}

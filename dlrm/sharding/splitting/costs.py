@@ -79,7 +79,10 @@ def _collective(name: str, sent: Sequence[Sequence[float]], hops: int = 1) -> Co
 
 
 def _forward_and_back(name: str, forward: Sequence[Sequence[float]]) -> list[CollectiveBytes]:
-    """A collective and that of its gradient, which takes the same way back."""
+    """Return a collective and that of its gradient, in which each rank sends back what it received.
+
+    `forward[r][q]` is the bytes from rank r to rank q.
+    """
     back = list(zip(*forward, strict=True))
     return [_collective(f"{name}, forward", forward), _collective(f"{name}, backward", back)]
 

@@ -49,7 +49,7 @@ def ids_of(head: PooledFeatures, ids: Mapping[str, float]) -> list[float]:
 
 
 def numbers_outside_tables(module: nn.Module) -> int:
-    """Number of weights of a head's operator."""
+    """Count the weights of a head outside its tables: those of the operator over the pooled embeddings."""
     return sum(each.numel() for each in dense_parameters(module))
 
 
