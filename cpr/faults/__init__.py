@@ -39,7 +39,7 @@ from cpr.faults.kinds import (
 )
 from cpr.faults.schedules import AtRate, AtStep, AtTime, Event, Trace
 from cpr.faults.storages import FaultyStorage
-from cpr.faults.strikes import Link, Node
+from cpr.faults.strikes import NetworkLink, Node
 
 __all__ = [
     "AtRate",
@@ -56,8 +56,8 @@ __all__ = [
     "KillWorker",
     "Killer",
     "Kind",
-    "Link",
     "LoseNode",
+    "NetworkLink",
     "Node",
     "Partition",
     "PauseNode",

@@ -13,7 +13,7 @@ from cpr.faults.damage import check_wipeable, damage_newest_save
 from cpr.faults.injector import Cursor, Plan
 from cpr.faults.kinds import DamageFile, Hang, KillWorker, Kind, LoseNode, Partition, PauseNode
 from cpr.faults.schedules import Event
-from cpr.faults.strikes import Link, Node, Strike, find_victims, strike, watch
+from cpr.faults.strikes import NetworkLink, Node, Strike, find_victims, strike, watch
 from cpr.processes import Process
 
 POLL_S: Final = 0.05
@@ -80,7 +80,7 @@ class Killer:
         for schedule in self.plan.schedules:
             for kind in schedule.kinds_used:
                 self._check_given(kind)
-        self._held: list[tuple[float, Process | Link]] = []
+        self._held: list[tuple[float, Process | NetworkLink]] = []
         """Stopped processes and cut links, with the time to resume them."""
         self._ending = threading.Event()
         self._acting = threading.Lock()

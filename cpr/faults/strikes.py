@@ -19,7 +19,7 @@ GONE_S: Final = 30.0
 """Time for a killed process to end and free its memory."""
 
 
-class Link(Protocol):
+class NetworkLink(Protocol):
     """Network connection of a node to all others; both methods may be called at any time, also twice."""
 
     def cut(self) -> None:
@@ -46,7 +46,7 @@ class Node:
     memory: Path | None = None
     """Folder of the resident memory (CPR_RESIDENT_ROOT), for kinds that wipe it. `LoseNode` wipes the whole
     folder, which then must be the node's own."""
-    link: Link | None = None
+    link: NetworkLink | None = None
     """Network connection, for `Partition`."""
 
 
@@ -56,7 +56,7 @@ class WatchedNode:
 
     root: Process
     memory: Path | None
-    link: Link | None
+    link: NetworkLink | None
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class StrikeResult:
 
     pids: tuple[int, ...]
     note: str
-    held: tuple[Process | Link, ...] = ()
+    held: tuple[Process | NetworkLink, ...] = ()
     """Stopped processes or cut links, to be resumed later."""
 
 

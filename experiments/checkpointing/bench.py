@@ -30,7 +30,7 @@ from experiments.checkpointing.baselines import (
     TorchSave,
     forget_cached,
 )
-from experiments.checkpointing.job import Job
+from experiments.checkpointing.job import TrainingJob
 from experiments.checkpointing.ours import OurRowSave, OurSave, checkpointer_at, random_rows, shard_bytes
 from experiments.harness.training import Training
 
@@ -52,7 +52,7 @@ class Bench:
         rank: of this process.
     """
 
-    def __init__(self, job: Job, training: Training, scratch: Path, rank: int) -> None:
+    def __init__(self, job: TrainingJob, training: Training, scratch: Path, rank: int) -> None:
         self._job, self._training, self._scratch, self._rank = job, training, scratch, rank
         self._shards = find_shards(training.model)
         self._room_bytes = WRITER_BYTES + shard_bytes(self._shards) * 17 // 16 + 4 * PIECE_BYTES

@@ -11,7 +11,7 @@ from experiments.harness.workload import TimedBatches, Workload, inputs_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """Size of the model and of the measurements."""
 
     rows: int = 390_000
@@ -28,7 +28,7 @@ class Job:
     """Seed of batches and rows."""
 
 
-def start_training(job: Job, ranks: Ranks, initialize: bool = True) -> Training:
+def start_training(job: TrainingJob, ranks: Ranks, initialize: bool = True) -> Training:
     """Set up the `terabyte` recipe with the tables of `job`, sharded table-wise."""
     workload = Workload(rows=job.rows, global_batch_size=job.global_batch_size, seed=job.seed)
     batches = TimedBatches(workload, steps=workload.num_batches, rank=ranks.rank, world_size=ranks.world_size)

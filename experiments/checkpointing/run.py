@@ -39,7 +39,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.checkpointing.job import Job
+from experiments.checkpointing.job import TrainingJob
 from experiments.harness.command import experiment_parser
 from experiments.harness.plotting import median_bars
 from experiments.harness.record import QUICK, Record, Row
@@ -102,9 +102,9 @@ RATES: Final = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
     options = experiment_parser(__doc__, rounds=ROUNDS).parse_args(arguments)
-    job, rounds = Job(), options.rounds
+    job, rounds = TrainingJob(), options.rounds
     if options.quick:
-        job, rounds = Job(rows=4000, global_batch_size=64, steps_before=2), 1
+        job, rounds = TrainingJob(rows=4000, global_batch_size=64, steps_before=2), 1
     record = Record("checkpointing", asdict(job) | {"rounds": rounds}, seeds=[job.seed], quick=options.quick)
     scratch = QUICK / "checkpointing" if options.quick else SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from experiments.checkpointing.bench import Bench
-from experiments.checkpointing.job import Job, start_training
+from experiments.checkpointing.job import TrainingJob, start_training
 from experiments.harness.record import Row
 from experiments.harness.worker_process import answer_requests, job_from, worker_process_group
 
@@ -20,7 +20,7 @@ WARM_UP_STEPS: Final = 10
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is asked for."""
     request = job_from(arguments)
-    job = Job(**request["job"])
+    job = TrainingJob(**request["job"])
     with worker_process_group(keeps_memory=False) as ranks:  # the launcher's environment decides that
         training = start_training(job, ranks)
         training.timed_steps(WARM_UP_STEPS)

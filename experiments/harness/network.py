@@ -153,7 +153,7 @@ class Network:
 
 @dataclass(frozen=True)
 class CableToHub:
-    """A node's link, to cut and heal (see `cpr.faults.Link`).
+    """A node's link, to cut and heal (see `cpr.faults.NetworkLink`).
 
     While it is cut, both ends stay up, and what is sent is lost without a word, as by a broken switch.
     """

@@ -31,7 +31,7 @@ def main() -> int:
     from dlrm.launch.malloc import keep_freed_memory
     from dlrm.training.build import start_process_group
     from experiments.checkpointing.baselines import DcpSave
-    from experiments.checkpointing.job import Job, start_training
+    from experiments.checkpointing.job import TrainingJob, start_training
 
     logging.getLogger("torchrec").setLevel(logging.ERROR)
     keep_freed_memory()
@@ -39,7 +39,7 @@ def main() -> int:
     ranks = Ranks.from_environment()
     start_process_group(ranks, torch.device("cpu"))
     reached("met")
-    training = start_training(Job(**request["job"]), ranks, initialize=False)
+    training = start_training(TrainingJob(**request["job"]), ranks, initialize=False)
     checkpoint = DcpSave(Path(request["saved"]), training.model)
     reached("built")
     if request["save"]:

@@ -32,7 +32,7 @@ def work() -> int:
     from cpr.session import PartialRecovery
     from dlrm.launch.device import Ranks
     from dlrm.launch.malloc import keep_freed_memory
-    from experiments.checkpointing.job import Job, start_training
+    from experiments.checkpointing.job import TrainingJob, start_training
 
     logging.getLogger("torchrec").setLevel(logging.ERROR)
     keep_freed_memory()
@@ -42,7 +42,9 @@ def work() -> int:
         recovery.init_process_group("gloo")
         reached("met")
         with recovery.building():
-            training = start_training(Job(**request["job"]), Ranks.from_environment(), initialize=False)
+            training = start_training(
+                TrainingJob(**request["job"]), Ranks.from_environment(), initialize=False
+            )
         reached("built")
         recovery.restore(training.model, states={"optimizers": training.optimizers})
         reached("restored")

@@ -23,7 +23,7 @@ from typing import Final
 
 from matplotlib.figure import Figure
 
-from experiments.checkpointing.job import Job
+from experiments.checkpointing.job import TrainingJob
 from experiments.harness.command import experiment_parser
 from experiments.harness.record import QUICK, Record, Row
 from experiments.harness.statistics import median_figures
@@ -49,9 +49,9 @@ NAMES: Final = {"rival": "torchrun,\nfull reload with DCP", "ours": "CPR,\nparti
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
     options = experiment_parser(__doc__, rounds=ROUNDS).parse_args(arguments)
-    job, sizes, rounds = Job(), WORLD_SIZES, options.rounds
+    job, sizes, rounds = TrainingJob(), WORLD_SIZES, options.rounds
     if options.quick:
-        job, sizes, rounds = Job(rows=4000, global_batch_size=256), WORLD_SIZES[:1], 1
+        job, sizes, rounds = TrainingJob(rows=4000, global_batch_size=256), WORLD_SIZES[:1], 1
     config = asdict(job) | {"world_sizes": sizes, "rounds": rounds}
     record = Record("recovery", config, seeds=[SEED], quick=options.quick)
     scratch = QUICK / "recovery" if options.quick else SCRATCH

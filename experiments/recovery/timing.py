@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from experiments.checkpointing.job import Job
+from experiments.checkpointing.job import TrainingJob
 from experiments.harness.launch import Launch, running, torchrun_command
 from experiments.harness.record import Row
 from experiments.recovery.timeline import have_all, phases, read_marks
@@ -35,7 +35,7 @@ class Timing:
         seed: decides which worker is killed, and when.
     """
 
-    def __init__(self, job: Job, scratch: Path, seed: int) -> None:
+    def __init__(self, job: TrainingJob, scratch: Path, seed: int) -> None:
         self._job, self._scratch, self._seed = job, scratch.absolute(), seed
         self._timeline = self._scratch / "timeline.jsonl"
 

@@ -30,7 +30,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from cpr.priority.backlog import CAPACITY
-from experiments.checkpointing.job import Job
+from experiments.checkpointing.job import TrainingJob
 from experiments.harness.command import experiment_parser
 from experiments.harness.launch import measure_under_torchrun
 from experiments.harness.record import Record, Row
@@ -72,9 +72,12 @@ class Rounds:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
     quick = experiment_parser(__doc__).parse_args(arguments).quick
-    job, pace, launches = Job(rows=100_000), Rounds(), LAUNCHES
+    job, pace, launches = TrainingJob(rows=100_000), Rounds(), LAUNCHES
     if quick:
-        job, pace = Job(rows=2000, global_batch_size=256), Rounds(rounds=4, rare=2, steps=1, warm_up_steps=2)
+        job, pace = (
+            TrainingJob(rows=2000, global_batch_size=256),
+            Rounds(rounds=4, rare=2, steps=1, warm_up_steps=2),
+        )
         launches = 1
     config = {
         "rows": job.rows,
@@ -89,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return record.publish(figures_of(record.rows, job.seed), draw)
 
 
-def _launch(job: Job, pace: Rounds) -> Row:
+def _launch(job: TrainingJob, pace: Rounds) -> Row:
     """Measure one launch under torchrun."""
     request = {"job": asdict(job), "pace": asdict(pace)}
     return measure_under_torchrun("experiments.tracking.worker", request, processes=1, threads=2)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 
 from cpr.priority import Prioritizer, PriorityConfig
-from experiments.checkpointing.job import Job, start_training
+from experiments.checkpointing.job import TrainingJob, start_training
 from experiments.harness.training import Training
 from experiments.harness.worker_process import job_from, worker_process_group, write_measured
 from experiments.tracking.run import CHOOSES, CONTENDERS, NONE, RARE, SCHEMES, TORCHREC, Rounds
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     job = job_from(arguments)
     pace, orders = Rounds(**job["pace"]), Random(job["job"]["seed"])
     with worker_process_group() as ranks:
-        bench = TrackerBench(start_training(Job(**job["job"]), ranks))
+        bench = TrackerBench(start_training(TrainingJob(**job["job"]), ranks))
         bench.training.timed_steps(pace.warm_up_steps)
         measured: dict[str, Any] = {
             "rounds": [bench.round(order_of(number, pace, orders), pace) for number in range(pace.rounds)]

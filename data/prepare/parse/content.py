@@ -13,7 +13,7 @@ _MAX_TRAILING_BYTES: Final = 64 << 10
 """Limit of bytes after the compressed data; more of them count as damaged compressed data."""
 
 
-class Codec(NamedTuple):
+class Compression(NamedTuple):
     """A compression format of raw files."""
 
     magics: tuple[bytes, ...]
@@ -23,8 +23,8 @@ class Codec(NamedTuple):
 
 
 _CODECS: Final = (
-    Codec((b"\x1f\x8b\x08",), lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)),
-    Codec(
+    Compression((b"\x1f\x8b\x08",), lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)),
+    Compression(
         # A frame, or one of the sixteen kinds of frames to be skipped (RFC 8878).
         (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + kind]) + b"\x2a\x4d\x18" for kind in range(16))),
         lambda: zstandard.ZstdDecompressor().decompressobj(),
@@ -75,9 +75,9 @@ class CompressedContent(Content):
     day's start depends on the file alone.
     """
 
-    def __init__(self, path: Path, codec: Codec, day_starts: Sequence[int]) -> None:
+    def __init__(self, path: Path, compression: Compression, day_starts: Sequence[int]) -> None:
         super().__init__(path, [0])
-        self._codec = codec
+        self._compression = compression
         self._stored_bounds = [start for start in day_starts if start > 0]
         self._decompressor: Any = None
         self._ready = memoryview(b"")
@@ -129,7 +129,7 @@ class CompressedContent(Content):
                 if not self._begins_another(stored):
                     self._end_before(stored)
                     return
-                self._decompressor = self._codec.new()
+                self._decompressor = self._compression.new()
             try:
                 yield self._decompressor.decompress(stored)
             except (zlib.error, zstandard.ZstdError) as error:
@@ -145,7 +145,7 @@ class CompressedContent(Content):
         if len(stored) < _MAGIC_BYTES:
             stored += self._file.read(_MAGIC_BYTES)
             self._file.seek(self.stored_position)
-        return any(stored.startswith(magic) or magic.startswith(stored) for magic in self._codec.magics)
+        return any(stored.startswith(magic) or magic.startswith(stored) for magic in self._compression.magics)
 
     def _end_before(self, stored: bytes) -> None:
         """End the text before `stored`, which is not compressed data."""
@@ -157,7 +157,7 @@ class CompressedContent(Content):
             self.trailing = trailing
 
 
-def codec_of(path: Path) -> Codec | None:
+def codec_of(path: Path) -> Compression | None:
     """The compression format of a file, by its first bytes; None for a plain file."""
     with path.open("rb") as file:
         head = file.read(_MAGIC_BYTES)

@@ -20,12 +20,12 @@ from experiments.checkpointing.baselines import (
     local_tensors,
 )
 from experiments.checkpointing.bench import Bench, SaveWatch, resident_bytes
-from experiments.checkpointing.job import Job, start_training
+from experiments.checkpointing.job import TrainingJob, start_training
 from experiments.checkpointing.ours import OurRowSave, OurSave, checkpointer_at, random_rows, shard_bytes
 
 pytestmark = pytest.mark.system
 
-JOB = Job(rows=1000, global_batch_size=32, steps_before=2)
+JOB = TrainingJob(rows=1000, global_batch_size=32, steps_before=2)
 CEILING_BYTES = 96 * 2**20
 
 
