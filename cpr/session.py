@@ -367,7 +367,7 @@ class PartialRecovery:
         return recovery
 
     def step(self, samples: int) -> None:
-        """Complete a training step on this rank: tables, dense parameters and states belong together.
+        """Complete a training step on this rank, after its tables, dense parameters and states were updated.
 
         Args:
             samples: trained in the step, by all ranks together.

@@ -28,7 +28,7 @@ SETTINGS: Final = ("checkpoint.every_steps=100", "train.evaluate_every_steps=0",
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; the exit code of the run."""
+    """Run the demo and return the exit code of its run."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--dataset", type=Path, default=Path("datasets/tiny"), help="default: %(default)s")
     options = parser.parse_args(arguments)

@@ -97,7 +97,7 @@ def _one_thread() -> Iterator[None]:
 
 @_one_thread()
 def _measure(size: str, num_values: int, rounds: int, kind: str, share: float) -> Row:
-    """Times of both in every round, and the energy that ours keeps."""
+    """Time `topk` and `MSTopK` in turns; also return the energy that MSTopK keeps, relative to `topk`."""
     vector = KINDS[kind](num_values)
     magnitudes = vector.abs()
     num_kept = int(share * num_values)

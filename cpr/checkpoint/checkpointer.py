@@ -627,7 +627,7 @@ class Checkpointer:
     def _make_request(
         self, kind: Kind, moment: Moment, rows: Mapping[str, Tensor] | None, deadline: float | None
     ) -> tuple[list[RowSelection], CapturedState | None, SaveRequest]:
-        """Rows of this rank's own shards, its state, and its request to the other ranks; raises nothing."""
+        """Collect what this rank saves, and its request to the other ranks, which carries any error."""
         selections: list[RowSelection] = []
         states: CapturedState | None = None
         replicated: dict[str, Tensor] = {}

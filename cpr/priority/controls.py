@@ -80,7 +80,7 @@ class NoTracker(Tracker):
 
 
 class RandomTracker(NoTracker):
-    """Saves random rows, looked up or not; the same of all column-wise pieces of the same rows."""
+    """Saves random rows, looked up or not; column-wise pieces of the same rows choose alike."""
 
     def __init__(self, group: TrackedGroup) -> None:
         super().__init__(group)

@@ -1,4 +1,4 @@
-"""`Prioritizer`: chooses the rows of row saves."""
+"""`Prioritizer` chooses which rows of each table a row save writes."""
 
 import math
 from collections.abc import Mapping, Sequence

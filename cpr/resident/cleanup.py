@@ -1,6 +1,7 @@
 """Lists the shared memory of this user's runs, and removes what dead runs left there.
 
-Memory that a run could not save: which run it belongs to, and whether the run has continued without it.
+`note_run` notes which run some memory belongs to. A command checks whether that run has continued without
+memory that a node could not save:
 
     python -m cpr.resident.cleanup RUN [FILE]     if the run has finished, writes the step to FILE
 
@@ -202,7 +203,10 @@ def write_private(path: Path, text: str) -> None:
 
 
 def main(run: str, answer: str | None = None) -> None:
-    """See the module docstring."""
+    """Let memory be freed that the run noted in file `run` no longer needs.
+
+    If the run has finished, its last step is written to file `answer`.
+    """
     # imported here, as these import pyarrow
     from cpr.checkpoint.catalog.chain import find_states  # noqa: PLC0415
     from cpr.checkpoint.ownership.records import newest_owner  # noqa: PLC0415

@@ -179,7 +179,7 @@ def is_locked(path: Path) -> bool:
 
 
 def segment_folders(home: Path) -> list[Path]:
-    """Folders of the segments in a run's folder, whatever their state."""
+    """List the segment folders in a run's folder, whatever their state; none if there is no such run."""
     found = []
     with suppress(FileNotFoundError):  # there is no such run
         for entry in home.iterdir():
@@ -195,12 +195,12 @@ def unsaved_segments(home: Path) -> list[Path]:
 
 
 def forget_unsaved(home: Path, newest_step: int | None = None) -> None:
-    """Let unsaved memory be freed like the rest, because the run has continued without it.
+    """Allow the janitor to free unsaved memory, because the run has continued without it.
 
     Args:
         home: the run's folder.
-        newest_step: of what is saved now: memory that was marked when an earlier step was the newest is
-            forgotten, and not where that save was lost since; None: the run has finished, all is forgotten.
+        newest_step: training steps done in the newest save; only memory that was marked while an older save
+            was the newest may be freed. None: the run has finished, and all may be.
     """
     for folder in unsaved_segments(home):
         marker = folder / UNSAVED_FILE

@@ -205,11 +205,11 @@ class Saves:
 
     Args:
         checkpointer: writes the saves.
-        progress: of the run; counts each save, before it is published in shared memory.
+        progress: counts each save of the run before the count is published in shared memory.
         pace: decides when periodic saves are due.
-        moment: of full periodic saves.
+        moment: `consistent` or `rolling`, for full periodic saves; see `Checkpointer.save`.
         rows: chooses rows; None: all periodic saves are full.
-        writer: of the history; on rank 0.
+        writer: writes the history of the run; given on rank 0 only.
         give_up_after_s: how long periodic saves may fail before training ends; None: without a limit.
     """
 

@@ -76,7 +76,7 @@ class RowSaves:
             self._progress.note_save()
 
     def save_all(self, moment: Moment, timeout_s: float | None = None) -> Save | None:
-        """Begin a full save that was counted; as `Checkpointer.save`."""
+        """Begin a full save like `Checkpointer.save`; one that cannot begin is no longer counted."""
         save = None
         try:
             save = self._checkpointer.save(moment, timeout_s=timeout_s)
@@ -91,7 +91,7 @@ class RowSaves:
         return save
 
     def save(self) -> Save | None:
-        """Begin a row save that was counted; as `Checkpointer.save_rows`."""
+        """Begin a save of the rows the prioritizer chooses; one that cannot begin is no longer counted."""
         assert not self.needs_base
         began, save = time.perf_counter(), None
         rows = self._prioritizer.rows_to_save()

@@ -79,7 +79,7 @@ class Spread:
         return self._samples[period, first]
 
     def lookups(self, layout: LookupLayout, ids: Tensor) -> "Lookups":
-        """Lookups of ids with this spread."""
+        """Make the `Lookups` of a pass from its ids, which are spread over the features like this."""
         return Lookups(layout=layout, ids=ids, ends=self.ends, spreads=Spreads(self))
 
     def _expand(self, of_features: Tensor) -> Tensor:
@@ -101,7 +101,10 @@ class Spreads:
         self._last = last
 
     def of(self, ends: Tensor, num_lookups: int) -> Spread:
-        """The spread of `ends`; on a GPU compared by identity only, to avoid waiting."""
+        """Return the last spread if its `ends` are equal, or a new one.
+
+        On a GPU only the same tensor counts as equal, because comparing values would wait for it.
+        """
         last = self._last
         if last is not None and (last.ends is ends or (ends.is_cpu and torch.equal(last.ends, ends))):
             return last
@@ -177,7 +180,7 @@ def _lookup_hook(layout: LookupLayout, callback: Callable[[Lookups], object]) ->
 
 
 def _feature_tables(tbe: Any, rows: Sequence[int]) -> tuple[int, ...]:
-    """Table of each feature; modules of unfused tables have only the first row of each feature."""
+    """Find the table of each feature; in modules without a map, by the first row that the feature reads."""
     if hasattr(tbe, "feature_table_map"):
         return tuple(tbe.feature_table_map)
     starts = tbe.hash_size_cumsum[:-1].tolist()
@@ -187,7 +190,7 @@ def _feature_tables(tbe: Any, rows: Sequence[int]) -> tuple[int, ...]:
 
 
 def feature_ends(layout: LookupLayout, given: Mapping[str, Any]) -> Tensor:
-    """Ends of the lookups of each feature, from the arguments of an FBGEMM module: int64 `[F + 1]`."""
+    """Find where the lookups of each feature end, int64 `[F + 1]`, from the arguments of an FBGEMM module."""
     offsets: Tensor = given["offsets"].to(torch.int64)
     sizes = given.get("batch_size_per_feature_per_rank")
     num_features, num_bags = len(layout.feature_tables), offsets.numel() - 1

@@ -32,7 +32,7 @@ _GAPS_SHOWN = 10
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m data.prepare", description="Raw Criteo click logs to a prepared data set."
     )

@@ -45,7 +45,7 @@ def published_as(raw: Sequence[Path]) -> str:
 
 
 def roomy_rows(published: str) -> tuple[int, ...]:
-    """Rows of the 26 tables for the values of a data set, with room in the small ones."""
+    """Return the rows of the 26 tables: one per value of the data set, but at least `ROOMY_ROWS`."""
     return tuple(max(num_values, ROOMY_ROWS) for num_values in PUBLISHED[published])
 
 

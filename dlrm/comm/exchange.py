@@ -163,9 +163,10 @@ class Exchange:
         return self._tally.take(self.collective.name, energy)
 
     def settle(self) -> LostResiduals | None:
-        """After states were loaded, or not, verify that ranks agree, and count missing residuals as lost.
+        """Verify that all ranks continue from the same state, and count missing residuals as lost.
 
-        All ranks call it once, before the first exchange. It returns what was lost now; None: nothing.
+        All ranks call it once, before the first exchange, whether a state was loaded or not. Returns what was
+        lost now; None: nothing.
 
         Raises:
             DisagreementError: on all ranks: they would continue from different states.

@@ -27,7 +27,7 @@ class DenseSync:
 
     @property
     def losses(self) -> Sequence[LostResiduals]:
-        """Losses of gradients that ranks had not sent yet when they failed; empty if there were none."""
+        """Records of the unsent parts of gradients that were lost with failed ranks; empty if none was."""
         return ()
 
     def average(self, scalars: Tensor) -> Tensor:

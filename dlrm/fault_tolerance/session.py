@@ -198,7 +198,7 @@ class Checkpoints(Session):
 
 @contextmanager
 def left_to_finish() -> Iterator[None]:
-    """Log a failure of the last save in the block: evaluation comes first, and `finish` tries the save again.
+    """Log a failed save of the block instead of raising: `finish` tries it again, after the evaluation.
 
     Raises:
         SaveRefusedError: another run owns the directory, so that no retry can help.

@@ -30,7 +30,7 @@ class Ranks:
 
 
 def resolve_device(name: str, ranks: Ranks) -> torch.device:
-    """The device of this rank; `auto` is cuda if available.
+    """Choose the device of this rank; `auto` is cuda if available.
 
     Raises:
         ValueError: cuda is configured but missing, or there are more local ranks than GPUs.

@@ -19,7 +19,7 @@ DEVICES: Final = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Pairing:
-    """Minor versions that fit together."""
+    """Minor versions of torch, torchrec and fbgemm that work together."""
 
     torch: str
     """Such as `2.13`."""

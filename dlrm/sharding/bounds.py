@@ -66,9 +66,9 @@ class IdBounds:
         return not bool(((ids < low) | (ids > high)).any())
 
     def _last_ids(self, features: Sequence[str], dtype: torch.dtype) -> list[int]:
-        """The last id of each feature.
+        """Return the last valid id of each feature.
 
-        For features without a table the greatest unsigned number of the dtype's width.
+        A feature without a table gets the largest unsigned number of the dtype's width.
         """
         key = (dtype, tuple(features))
         if key not in self._last:

@@ -41,7 +41,10 @@ class ExchangeCodecs:
     """Samples of a rank in one step, over whose mean the gradients are."""
 
     def used(self, width: int) -> str:
-        """Dtype for pieces of tables whose widths are multiples of `width`."""
+        """Return the dtype in which pieces of tables are sent: fp16 instead of int8 for a small `width`.
+
+        All widths of the pieces are multiples of `width`.
+        """
         return "fp16" if self.dtype == "int8" and width < NARROWEST_INT8 else self.dtype
 
     def value_bytes(self, width: int) -> float:

@@ -4,5 +4,5 @@ from torch import nn
 
 
 def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters outside all tables."""
+    """List the parameters outside all embedding tables."""
     return [parameter for name, parameter in model.named_parameters() if ".embedding_bags." not in name]

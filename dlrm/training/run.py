@@ -102,7 +102,7 @@ def check_settings(of_ranks: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """Values by key, without `NODE_SETTINGS`."""
+    """Flatten a configuration to values by key, without the `NODE_SETTINGS` that may differ by node."""
     settings = {
         f"{section}.{name}": value
         for section, options in config.to_dict().items()

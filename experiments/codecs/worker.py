@@ -21,7 +21,7 @@ from experiments.harness.worker_process import job_from, worker_process_group, w
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure one seed."""
+    """Measure accuracy and error of all codecs for one seed, and write the result for the launcher."""
     job = job_from(arguments)
     with worker_process_group() as ranks:
         measured = _measure(CodecJob(**job["job"]), Path(job["scratch"]), ranks)

@@ -258,7 +258,7 @@ def step_figures(cells: Sequence[Cell]) -> tuple[Figures, Notes]:
 
 
 def training_figures(trainings: Sequence[TrainingCurve]) -> tuple[Figures, Notes]:
-    """AUC after equal samples, and time to a target, each against the baseline of the same seed."""
+    """Compare AUC after equal samples and time to a target with the baseline of the same seed."""
     by_name: dict[str, dict[int, TrainingCurve]] = {}
     for each in trainings:
         by_name.setdefault(each.contender, {})[each.seed] = each

@@ -154,7 +154,7 @@ class TrainingPlan:
 
 
 def decisions_of(chosen: Iterable[str | None]) -> list[tuple[int, str]]:
-    """First step with each decision of `auto`, and its collective, from what was chosen after each step."""
+    """List the steps at which the choice of `auto` changed, each with the collective chosen from then on."""
     changes = enumerate(pairwise([None, *chosen]), start=1)
     return [(step, now) for step, (before, now) in changes if now is not None and now != before]
 

@@ -41,7 +41,7 @@ MEASURED_MS: Final = {
 
 
 def table_vi_hits() -> int:
-    """Number of the 36 cells in which the formulas name the fastest collective."""
+    """Count in how many of the 36 measured cells the formulas name the fastest collective."""
     hits = 0
     for of_bandwidths in MEASURED_MS.values():
         num_bytes = _num_bytes(of_bandwidths[0][0][0])

@@ -73,7 +73,7 @@ def by_setting(values: Mapping[Run, float]) -> dict[Run, list[float]]:
 
 
 def estimates(rows: Sequence[Row], value: str = "auc") -> dict[Run, Estimate]:
-    """The mean difference to the run without failures, for each setting."""
+    """Estimate for each setting the mean difference to the run without failures."""
     return {run: Estimate.of(values) for run, values in by_setting(deltas(rows, value)).items()}
 
 

@@ -36,7 +36,7 @@ def worker_environment(threads: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A free port of this machine."""
+    """Return a free TCP port of this machine."""
     with socket.create_server(("localhost", 0)) as free:
         port: int = free.getsockname()[1]
         return port

@@ -165,7 +165,7 @@ class Record:
 
 
 def finished_result(path: Path) -> Row | None:
-    """A stored result; None if it is absent or not finished."""
+    """Read a stored result; return None if it is absent or not finished."""
     body: Row = json.loads(path.read_text()) if path.exists() else {"finished": None}
     return body if body["finished"] else None
 

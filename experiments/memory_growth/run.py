@@ -84,7 +84,7 @@ def _train_watched(settings: dict[str, Any]) -> Row:
 
 
 def _written(folder: Path) -> list[Row]:
-    """Samples of all workers so far: for each step and kind of memory, one value per worker."""
+    """Read what the workers have written so far: for each step and kind of memory, one value per worker."""
     texts = [path.read_text() for path in sorted(folder.glob("*.jsonl"))]
     lines = [map(json.loads, text[: text.rfind("\n") + 1].splitlines()) for text in texts]
     return [

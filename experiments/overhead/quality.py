@@ -1,4 +1,4 @@
-"""The runs of `experiments.overhead`, and what they say of accuracy."""
+"""Plans the runs of `experiments.overhead`, and computes from them what failures cost in accuracy."""
 
 from collections.abc import Sequence
 from statistics import mean

@@ -77,7 +77,7 @@ class ShardKey(Extent):
 
 
 def row_digests(shard: TableShard) -> Digests:
-    """A digest of each row's weights and optimizer state, uint64 `[num_rows]`."""
+    """Compute a digest of each row's weights and optimizer state, uint64 `[num_rows]`."""
     shard.flush()
     total = np.zeros(shard.num_rows, np.uint64)
     for name, tensor in sorted(shard.columns.items()):
@@ -246,7 +246,7 @@ class History:
         return found[-1].digests(name, step) if found else None
 
     def batch(self, key: ShardKey, step: int) -> "np.ndarray[Any, Any]":
-        """Ids of a table in the batches of a step, if it is the last one that the newest logs began."""
+        """Return the distinct ids that a step looked up in a table; none unless it is the last one logged."""
         feature = crc32(key.table_fqn.rpartition(".")[2].encode())
         parts = [ids for log in self._trained_last if (ids := log.batch(step).get(feature)) is not None]
         return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)

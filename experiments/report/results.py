@@ -175,7 +175,7 @@ def read_results(folder: Path) -> dict[str, Result]:
 
 
 def finished_only(results: Mapping[str, Result]) -> dict[str, Result]:
-    """The results whose figures are final."""
+    """Keep only the results of finished experiments, whose figures are final."""
     return {name: result for name, result in results.items() if result.is_finished}
 
 

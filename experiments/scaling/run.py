@@ -138,7 +138,7 @@ def figures_of(rows: Sequence[Row], blocked_share: float) -> tuple[Figures, dict
 
 
 def _break_even(law: str, blocked_share: float) -> Figures:
-    """The lowest target PLS at which partial recovery pays."""
+    """Compute the target PLS below which partial recovery stops paying, for each number of nodes."""
     figures: Figures = {}
     for num_nodes in SHOWN_NODES:
         for name, share in (("", 1.0), ("_background", blocked_share)):

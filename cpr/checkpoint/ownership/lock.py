@@ -54,7 +54,7 @@ class DirectoryLock:
         patience: how long the record of an owner on another machine may stay unchanged before that owner
             counts as dead. Records are renewed ten times as often.
         claimant: session and generation of these workers; they succeed older generations at once.
-        takes_finished: whether to take a directory whose last owner, given, has finished its run.
+        takes_finished: says whether to take a directory whose last owner has finished its run.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Claimant:
-    """Session and generation of the workers that take a directory; later generations may succeed them."""
+    """Names the workers that claim a directory: a later generation of their session may take it over."""
 
     session: str = ""
     """Session whose generations of workers succeed each other as owners; empty: none."""

@@ -155,7 +155,7 @@ class Stager:
             self._end(job)
 
     def _end(self, job: _Job, problem: str | None = None) -> None:
-        """Pass on the end of a save, once."""
+        """Tell the writer thread, once, that copying for a save has ended, or why it failed."""
         if self._job is not job:
             return
         self._job = None

@@ -22,7 +22,7 @@ IN_BACKGROUND: Final = 0.01
 
 
 def as_text(what: Recommendation, inputs: EstimatorInputs, failures: LogReport | None = None) -> str:
-    """Text of a recommendation, with the values that it rests on and the report on a failure log, if any."""
+    """Write a recommendation as text, with the values it rests on and the report on a failure log, if any."""
     sections = [
         ("", [_headline(what)]),
         ("", _table(what)),
@@ -200,7 +200,7 @@ def _failures(what: Recommendation, failures: LogReport) -> list[str]:
 
 
 def _certainty(what: Recommendation, low_s: float, high_s: float) -> str:
-    """Whether the decision holds for all mean times between failures that the log allows."""
+    """Say in words whether the decision holds for all mean times between failures that the log allows."""
     # the decision turns at most once between the ends: partial recovery gains with rarer failures
     at_ends = {
         recommend(replace(what.job, T_fail=T_fail), what.target_pls, what.ratio).is_partial

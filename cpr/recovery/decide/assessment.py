@@ -240,9 +240,9 @@ class _Found:
         return None
 
     def was_interrupted(self, newest: Slot) -> bool:
-        """Whether a step after the newest replicated state began to change rows, and is not counted yet.
+        """Whether a step after the newest replicated state has changed rows and no recovery has counted it.
 
-        A state written by a later generation counts that step: the generation has read `update_begun`.
+        A recovery reads `update_begun` and counts the step, so that a state of its generation includes it.
         """
         return self.segment.update_begun > newest.step and self.segment.generation >= newest.generation
 

@@ -159,14 +159,14 @@ def _columns_of(rows: Interval, cols: Interval, candidates: Sequence[Held]) -> t
 
 
 def _joined(bands: Iterator[Band]) -> Iterator[Band]:
-    """Join neighbours with the same sources."""
+    """Merge adjacent bands of rows that have the same sources."""
     for sources, alike in groupby(bands, key=lambda band: band.sources):
         group = list(alike)
         yield Band((group[0].rows[0], group[-1].rows[1]), sources)
 
 
 def origins(plan: Sequence[ShardSources]) -> tuple[RowOrigin, ...]:
-    """Count rows by origin, for each table."""
+    """Count, for each table, the rows that stay in place, come from other memory or from the checkpoint."""
     counts: dict[str, list[int]] = {}
     for each in plan:
         extent = each.needed.extent

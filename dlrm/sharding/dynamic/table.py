@@ -122,9 +122,9 @@ class DynamicTable:
         return self._current_index().find(ids)
 
     def train_on(self, ids: Tensor) -> Tensor:
-        """Row of each id of a training pass, int64 `[n]`, or -1 if it has none yet.
+        """Look up the row of each id of a training pass, and give rows to new ids seen often enough.
 
-        Ids `[n]` repeat as in the batch.
+        Takes the ids `[n]` with the repetitions of the batch; returns int64 `[n]`, -1 where an id has no row.
         """
         index = self._current_index()
         self._clock += 1

@@ -54,7 +54,7 @@ class Head(PooledFeatures):
         return type(self).co_locate is not Head.co_locate
 
     def co_locate(self, placement: Placement) -> None:
-        """Replace weights by `OperatorTables` before a split; by default for operators without weights."""
+        """Replace weights by `OperatorTables` before a split; not overridden by operators without weights."""
         return
 
     @abstractmethod

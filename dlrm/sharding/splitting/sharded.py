@@ -171,7 +171,7 @@ class HeadSharder(ModuleSharder[Head]):  # type: ignore[misc]
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedHead:
-        """Shard a head: this rank's part."""
+        """Make this rank's part of a head."""
         assert device is not None
         return ShardedHead(module, params, env, device, self._tables, *self._options)
 

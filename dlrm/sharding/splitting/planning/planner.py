@@ -148,7 +148,7 @@ def _warn(path: str, reason: str) -> None:
 def _estimated(
     shapes: Sequence[HeadShape], config: Config, device: torch.device, batch_size: int
 ) -> tuple[Sequence[HeadChoice], Cluster]:
-    """The strategy of least estimated time for each head, on the links as rank 0 measured them."""
+    """Choose for each head the strategy that rank 0 estimates to be fastest; measures the cluster first."""
     cluster = measure(device)
     wire_dtype = WIRE_DTYPES[config.sharding.wire_dtype]
     wire_bytes = None if wire_dtype is None else wire_dtype.itemsize
