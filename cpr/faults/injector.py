@@ -1,8 +1,6 @@
 """Injection of failures from inside: each worker calls its injector in every step.
 
-A plan of failures: all schedules of a run, as one JSON document; and a driver's position in it.
-
-The document, as written by `Plan.to_json` and named by CPR_FAULTS:
+`Plan` holds the schedules of a run, and `Plan.to_json` writes them as the document that CPR_FAULTS names:
 
     {"format": "cpr-faults", "version": 1, "schedules": [
       {"schedule": "at_step", "step": 37, "kind": "kill_worker", "target": 1},

@@ -1,10 +1,9 @@
 """The saves of a run: periodic ones and the last one, each repeated after a failure.
 
-Retries of failed saves, with growing pauses while training continues.
-
-Ranks learn the outcome of a save after different steps, and must try again after the same one. So they
-exchange outcomes some steps after a save has begun, and then less and less often until it is over. Rank 0
-decides how long to wait; its clock counts.
+`Retries` repeats failed saves, with growing pauses while training continues. Ranks learn the outcome of a
+save after different steps, and must try again after the same one. So they exchange outcomes some steps after
+a save has begun, and then less and less often until it is over. Rank 0 decides how long to wait; its clock
+counts.
 """
 
 import logging

@@ -2,10 +2,9 @@
 
 All ranks call every method together, in the background thread that writes their saves.
 
-Retention: which saves are deleted, in an order that is safe to interrupt anywhere.
-
-A chain (a base with all row saves on it) is kept or deleted as a whole and is as old as its newest state.
-Every policy keeps the two newest chains, and with them the newest state and all that it needs.
+`Retention` chooses which saves are deleted, in an order that is safe to interrupt anywhere. A chain (a base
+with all row saves on it) is kept or deleted as a whole and is as old as its newest state. Every policy keeps
+the two newest chains, and with them the newest state and all that it needs.
 """
 
 import logging

@@ -4,7 +4,7 @@ Each call of `write` becomes one record batch, called a chunk here: its entry in
 and which rows it has, so it can be read and verified alone. Bytes go from the tensors' memory to the sink and
 from the storage into the reader's buffer without another copy. `FORMAT.md` describes the files.
 
-Rows in memory, their columns in Arrow, and the conversion between tensors and Arrow without a copy.
+This module also describes rows in memory, and converts tensors to Arrow and back without a copy.
 """
 
 from collections.abc import Mapping

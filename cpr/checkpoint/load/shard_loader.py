@@ -3,20 +3,18 @@
 Every chunk of a row file names its rows and columns, and goes to all local shards that hold some of them. No
 other chunk is read, and none is copied whose digest differs.
 
-Reads chunks in parallel and copies them in an order in which old rows never overwrite new ones.
+Chunks are read in parallel and copied in an order in which old rows never overwrite new ones. Those of one
+table in one save hold different rows or columns, so they may be copied in any order; those of the next save
+wait for all of them, with their bytes already read and verified, so that many small row saves on a remote
+store do not cost one round trip each.
 
-Chunks of one table in one save hold different rows or columns, so they may be copied in any order; those of
-the next save wait for all of them, with their bytes already read and verified, so that many small row saves
-on a remote store do not cost one round trip each.
-
-Copies loaded rows into the live tensors of one shard, whatever shards they were saved from.
-
-Weights and optimizer state with one number per element are copied column by column. An optimizer with one
-number per row (row-wise Adagrad) keeps one for each *shard* of the row where a table is split by columns. So
-under another split there is no exact value: a shard that is a part of a saved one takes its number, and a
-shard that covers several takes their mean, weighted by the columns in common; the mean of equal numbers is
-exact. To average the newest numbers of all saves, they are kept apart until the end, in one vector for each
-range of columns between edges of saved shards; a shard that was saved with its present columns needs none.
+Rows are copied into the live tensors of a shard from whatever shards they were saved. Weights and optimizer
+state with one number per element are copied column by column. An optimizer with one number per row (row-wise
+Adagrad) keeps one for each *shard* of the row where a table is split by columns. So under another split there
+is no exact value: a shard that is a part of a saved one takes its number, and a shard that covers several
+takes their mean, weighted by the columns in common; the mean of equal numbers is exact. To average the newest
+numbers of all saves, they are kept apart until the end, in one vector for each range of columns between edges
+of saved shards; a shard that was saved with its present columns needs none.
 """
 
 import threading

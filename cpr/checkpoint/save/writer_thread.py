@@ -1,9 +1,8 @@
 """The background half of saving: one thread per rank that writes staged rows to files and commits saves.
 
 All ranks run the same saves in the same order. Each rank writes its own files, then rank 0 gathers the
-outcomes and commits the manifest if no rank failed: a failure on any rank fails the save on all.
-
-Writes one rank's part of a save: its row files and state files.
+outcomes and commits the manifest if no rank failed: a failure on any rank fails the save on all. `RankWriter`
+writes one rank's part of a save: its row files and state files.
 """
 
 import logging

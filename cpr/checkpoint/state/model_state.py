@@ -1,9 +1,8 @@
 """The state of a run without its table rows: captured in one moment, checked, and restored.
 
 Dense parameters and common registered states are equal on all ranks, so only rank 0 writes them; per-rank
-states (random generators, for example) are written by each rank.
-
-Adapts optimizers to registered states.
+states (random generators, for example) are written by each rank. `OptimizerState` adapts optimizers to
+registered states.
 """
 
 import random

@@ -1,10 +1,9 @@
 """Storage in a folder of a local disk or a mounted file system.
 
-Writes large files past the page cache, at the disk's speed and almost without CPU time.
-
-Buffered writing copies every byte inside the kernel and writes it back later, in time that training needs:
-here 2.7 s of CPU a gigabyte against 0.05 s, and half the speed. Direct writing (`O_DIRECT`) asks for memory,
-lengths and offsets that are multiples of a page, so bytes are gathered in aligned blocks first.
+Large files are written past the page cache, at the disk's speed and almost without CPU time. Buffered writing
+copies every byte inside the kernel and writes it back later, in time that training needs: here 2.7 s of CPU a
+gigabyte against 0.05 s, and half the speed. Direct writing (`O_DIRECT`) asks for memory, lengths and offsets
+that are multiples of a page, so bytes are gathered in aligned blocks first.
 """
 
 import errno

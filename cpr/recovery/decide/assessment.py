@@ -2,7 +2,7 @@
 
 All reports are plain data that all ranks have in the same order, so that all come to the same conclusions.
 
-Policy and decision: partial recovery or full recovery, with the reason for the log.
+`decide` chooses partial or full recovery by a policy, with the reason for the log.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

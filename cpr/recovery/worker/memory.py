@@ -1,6 +1,6 @@
 """Shared memory of a worker: segments of dead workers, claimed before the rendezvous, and its own.
 
-Publication of a worker's state after every step, and what its successor does with it.
+`Publisher` publishes a worker's state after every step, for its successor.
 
 Replicated state is all that workers have alike, as one tree that each keeps in shared memory: dense
 parameters, registered states, data-parallel tables with their optimizer state, and the counters of all
