@@ -234,3 +234,16 @@ def test_a_refused_rescue_keeps_damaged_memory(unsaved, home, tmp_path, capsys):
     assert "left alone, because it was not saved" in capsys.readouterr().err
     part.write_bytes(content)
     assert entry(["rescue", "--out", str(tmp_path / "other")]) == 0
+
+
+def test_giving_up_between_two_steps_costs_no_batch(new_worker, home):
+    worker = new_worker(restarted=False, give_up_after_s=1e-9).restore()
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(RankWriter, "write", disk_full)
+        with pytest.raises(SaveFailedError), worker.recovery:
+            worker.train(60)
+    steps_done, values = worker.recovery.steps_done, worker.values()
+    worker.die()
+    again = new_worker().restore()
+    assert (again.recovery.steps_done, again.recovery.batches_to_skip) == (steps_done, 0)
+    assert_same(again.values(), values)
