@@ -425,7 +425,7 @@ class PartialRecovery:
         try:
             is_saved = self._saves.now(timeout_s)
         except SaveFailedError:
-            self._publisher.note_saves(are_failing=True)
+            self._keep_memory()
             raise
         self._publisher.note_saves(self._saves.are_failing)
         self._publisher.publish()  # restarted workers must know of the save
@@ -497,7 +497,7 @@ class PartialRecovery:
             logger.warning("not everything could be closed: %s", _text_of(error))
 
     def _keep_memory(self) -> None:
-        """Have the memory kept even if this worker is killed while the last save cannot be written."""
+        """Have the memory kept, even if this worker is killed now, as what it holds could not be saved."""
         assert self._publisher is not None
         self._publisher.note_saves(are_failing=True)
 

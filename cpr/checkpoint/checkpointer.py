@@ -191,8 +191,9 @@ class Checkpointer:
     def saved_moment(self) -> int | None:
         """As `newest_step`, but None if that state holds rows of different steps."""
         newest = self._newest_save
-        is_whole = newest is not None and newest.kind == "base" and newest.moment == "consistent"
-        return newest.step if newest is not None and is_whole else None
+        if newest is None or newest.kind != "base" or newest.moment != "consistent":
+            return None
+        return newest.step
 
     @property
     def _newest_save(self) -> Manifest | None:
