@@ -47,8 +47,10 @@ lint: $(INSTALLED)
 # Two files of tests at a time: within a file, tests share what is slow to start. Three were slower on 2 cores.
 # Not those with most tests go first, as xdist has it, but those that take longest: see tests/conftest.py.
 # One thread each: two processes with two threads each wait for one another at every barrier of OpenMP.
+# A process of tests that dies ends the run: replaced, it may leave the others waiting for ever.
 # Bytecode is kept whatever the shell says, or every run would rewrite the assertions of all tests anew.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	--max-worker-restart 0
 
 unit: $(INSTALLED)
 	$(PYTEST) -m "not system"

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from cpr.checkpoint.checkpointer import Checkpointer
     from cpr.checkpoint.config import CheckpointConfig
+    from cpr.checkpoint.state.changes import Changes
     from cpr.estimator.planning.interval import IntervalRule
+    from cpr.mirror.config import MirrorConfig
     from cpr.priority.config import PriorityConfig
     from cpr.recovery.decide.assessment import RecoveryPolicy
     from cpr.session import PartialRecovery
@@ -16,9 +18,11 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Changes",
     "CheckpointConfig",
     "Checkpointer",
     "IntervalRule",
+    "MirrorConfig",
     "PartialRecovery",
     "PriorityConfig",
     "RecoveryPolicy",
@@ -26,9 +30,11 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "Changes": "cpr.checkpoint.state.changes",
     "CheckpointConfig": "cpr.checkpoint.config",
     "Checkpointer": "cpr.checkpoint.checkpointer",
     "IntervalRule": "cpr.estimator.planning.interval",
+    "MirrorConfig": "cpr.mirror.config",
     "PartialRecovery": "cpr.session",
     "PriorityConfig": "cpr.priority.config",
     "RecoveryPolicy": "cpr.recovery.decide.assessment",

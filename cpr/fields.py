@@ -3,6 +3,7 @@
 import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, Final
@@ -40,6 +41,9 @@ def _check(name: str, value: Any, wanted: Any) -> None:
     elif origin is typing.Literal:
         if value not in inner:
             raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(str, inner))}")
+    elif origin is Mapping:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{name} must be a section of key = value lines, not {value!r}")
     elif not _is_a(value, wanted):
         raise ValueError(f"{name} must be {_NAMES.get(wanted, f'a {wanted.__name__}')}, not {value!r}")
     elif wanted is float and not _is_finite(value):

@@ -35,15 +35,19 @@ from cpr.checkpoint.collectives import LONGEST_LOAD, RankGroup
 from cpr.checkpoint.config import CheckpointConfig
 from cpr.checkpoint.format.manifest import Moment
 from cpr.checkpoint.ownership.records import Claimant
-from cpr.checkpoint.state.model_state import Heir, OptimizerState, Stateful
+from cpr.checkpoint.state.changes import UNCHANGED, Changes
+from cpr.checkpoint.state.model_state import Heir, Stateful
+from cpr.checkpoint.state.optimizer_state import OptimizerState
 from cpr.checkpoint.storage.base import Storage, is_local, open_storage
 from cpr.checkpoint.storage.local import LocalStorage
-from cpr.errors import RunFinished, SaveFailedError, is_failure
+from cpr.errors import NotEnoughMemoryError, RunFinished, SaveFailedError, is_failure
 from cpr.estimator.history import RunHistory, SaveCost
 from cpr.estimator.planning.interval import IntervalRule
 from cpr.faults import Injector
 from cpr.faults import Plan as FaultPlan
 from cpr.launch.finished import FOLDER_VARIABLE
+from cpr.mirror.config import MirrorConfig, MirrorFigures
+from cpr.mirror.mirror import Mirror, start_mirror
 from cpr.priority.config import PriorityConfig
 from cpr.recovery.decide.assessment import RecoveryPolicy
 from cpr.recovery.decide.inventory import PROGRESS_STATE
@@ -92,6 +96,8 @@ class PartialRecovery:
             while another save is under way is postponed. Loading a row save gives rows of several ages: `pls`
             counts what they are behind.
         total_samples: samples of the whole run; without it, the PLS is unknown.
+        mirror: keep a copy of each worker's rows in the memory of another node, so that a lost node loses
+            nothing, or a few steps where the network cannot keep up.
         policy: how much loss to accept before all workers go back to the checkpoint.
         give_up_after_s: how long saves may fail before the run ends. They are tried again after pauses of
             10 s to 10 min, while training continues, and the last one at its end after 10 s to 1 min. None:
@@ -113,6 +119,7 @@ class PartialRecovery:
         moment: Moment = "rolling",
         priority: PriorityConfig | None = None,
         total_samples: int | None = None,
+        mirror: MirrorConfig | None = None,
         policy: RecoveryPolicy | None = None,
         give_up_after_s: float | None = None,
         resident_root: str | None = None,
@@ -122,6 +129,8 @@ class PartialRecovery:
         self._faults = FaultPlan.from_environment()
         self._config = CheckpointConfig(uri=checkpoint) if isinstance(checkpoint, str) else checkpoint
         self._policy, self._resume = policy or RecoveryPolicy(), resume
+        self._mirror_config = mirror or MirrorConfig()
+        self._mirror: Mirror | None = None
         self._settings = SaveSettings(
             every=save_every_steps,
             moment=moment,
@@ -176,6 +185,11 @@ class PartialRecovery:
     def history(self) -> RunHistory | None:
         """Costs of saves and failures so far, on rank 0 after `restore`; also written to the directory."""
         return self._saves.history if self._saves is not None else None
+
+    @property
+    def mirror(self) -> MirrorFigures | None:
+        """What the mirror of this worker's rows has cost, and how old it is; None without one."""
+        return self._mirror.figures if self._mirror is not None else None
 
     def take_save_costs(self) -> list[SaveCost]:
         """Return bytes and times of the saves committed since the last call, oldest first."""
@@ -268,10 +282,10 @@ class PartialRecovery:
         self._leave_if_finished()
         with self._phases.measured("build"):
             is_lost = must_start_over(open_storage(self._config.uri), group, worker_group)
-            with allocate_tables(segment, adopt=bool(self._memory.claimed) and not is_lost) as allocation:
+            with allocate_tables(segment, adopt=self._memory.has_found and not is_lost) as allocation:
                 yield
             self._allocation = allocation
-        if self._memory.claimed and not allocation.adopted:
+        if self._memory.has_found and not allocation.adopted:
             logger.info("the tables get new memory: %s", allocation.reason)
 
     def restore(
@@ -282,6 +296,7 @@ class PartialRecovery:
         per_rank_states: Mapping[str, Stateful | Heir] | None = None,
         before_save: Callable[[], object] | None = None,
         initialize: Callable[[Checkpointer], object] | None = None,
+        changes: Changes = UNCHANGED,
     ) -> Recovery:
         """Restore the model, optimizers and states; called once, before the first step.
 
@@ -299,12 +314,15 @@ class PartialRecovery:
             initialize: called on all ranks whenever training begins at its beginning: at first, and after
                 failures before anything was saved. It may replace the values that the model was built with,
                 for example by those of another run (`Checkpointer.warm_start`).
+            changes: what the model may have that differs from the save it resumes from; the log lists what
+                does. Give them again to restarted workers, until the changed model is saved.
 
         Returns:
             The report of this start.
 
         Raises:
             DivergedRunError: the previous workers left because values were not finite.
+            NotEnoughMemoryError: a node has no room for the mirror that it is to keep.
             NoProgressError: the run makes no progress; lists why.
             StartOverError: nothing is left; restarted workers start over.
             LockedError: another run uses the directory.
@@ -351,12 +369,14 @@ class PartialRecovery:
             directory,
             start,
             initialize,
+            changes,
         )
         restorer.restore()
         note_launches(checkpointer, worker_group, resumes=self._resume)
         self._publisher = Publisher(
             self._memory, checkpointer, self._progress, worker_group, model, optimizers
         )
+        self._mirror = self._start_mirror(model, optimizers)
         recovery = self._progress.note_seconds(self._phases.seconds)
         with self._phases.measured("restore"):
             self._saves = builder.build(restorer, storage)
@@ -389,6 +409,9 @@ class PartialRecovery:
             self._publisher.publish()  # the step is whole: its batch must not count as interrupted
             raise
         self._publisher.publish()
+        if self._mirror is not None:
+            epoch = self.checkpointer.ownership.epoch
+            self._mirror.step(self.steps_done, epoch, self._publisher.mirrored_state())
         self._saves.save_if_due()
         self._publisher.note_epoch()
         self._publisher.note_saves(self._saves.are_failing)
@@ -447,7 +470,7 @@ class PartialRecovery:
                 self._progress.note_skipped()
             self._saves.finish(self._keep_memory)
             self._group.gather(None)  # all ranks have saved: no memory is needed any more
-        self._release()
+        self._release(free_mirrors=True)
         self._memory.remove()
 
     def __enter__(self) -> Self:
@@ -466,7 +489,7 @@ class PartialRecovery:
         if isinstance(error, RunFinished):
             if self._checkpointer is not None:
                 self._checkpointer.close(abandon=True)
-            self._release()
+            self._release(free_mirrors=True)
             self._memory.remove()
             return
         has_ended = kind is None or self._saves is not None or not self._memory.claimed
@@ -514,8 +537,10 @@ class PartialRecovery:
             self.checkpointer.uri if self._checkpointer is not None else "DIR",
         )
 
-    def _release(self) -> None:
+    def _release(self, *, free_mirrors: bool = False) -> None:
         self._is_closed = True
+        if self._mirror is not None:
+            self._mirror.close(remove=free_mirrors)
         if self._publisher is not None:
             self._publisher.close()
         if self._builder is not None:
@@ -546,6 +571,19 @@ class PartialRecovery:
             state = OptimizerState(optimizer, checkpointer.shards)
             checkpointer.register(f"optimizer{number}", state, optional=state.has_only_tables)
         return checkpointer
+
+    def _start_mirror(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> Mirror | None:
+        """Start the mirrors; a run that has begun with them goes on without if they cannot be made again."""
+        assert self._group is not None
+        group, home, shards = self.worker_group, self._memory.home, self.checkpointer.shards
+        try:
+            return start_mirror(self._mirror_config, group, self._group, home, shards, model, optimizers)
+        except (NotEnoughMemoryError, OSError) as error:  # on all ranks alike
+            if not group.continues:
+                raise
+            if group.rank == 0:
+                logger.warning("training continues without mirrors: %s", error)
+            return None
 
     def _make_injector(self, storage: Storage) -> Injector:
         """Make the injector of the failures that `CPR_FAULTS` asks for, if any."""

@@ -12,8 +12,9 @@ class Batch(Pipelineable):  # type: ignore[misc]  # torchrec is untyped
     """The `B` samples of one rank in one step.
 
     Attributes:
-        dense: float32 `[B, 13]`, already log-transformed.
-        sparse: ids of all features, feature-major, int64 values and lengths; `B` bags a feature.
+        dense: float32 `[B, D]`: the `D` dense columns in manifest order, unchanged; `D` may be 0.
+        sparse: ids of all features, feature-major, int64 values and lengths; `B` bags a feature. It has a
+            float32 weight per id if any feature of the data set has weights (1 for the other features).
         labels: float32 `[B]`, 0 or 1.
         num_valid: number of real samples. The last `B - num_valid` are padding, so that every rank has full
             batches during evaluation; leave them out of metrics. Training batches are full.

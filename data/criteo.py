@@ -12,6 +12,9 @@ NUM_DENSE: Final = 13
 NUM_CATEGORIES: Final = 26
 NUM_FIELDS: Final = 1 + NUM_DENSE + NUM_CATEGORIES
 
+PREPARE: Final = "data.prepare"
+"""Maker of data sets of these logs, in their provenance."""
+
 LABEL: Final = "label"
 DENSE_NAMES: Final = tuple(f"int_{i}" for i in range(NUM_DENSE))
 CATEGORY_NAMES: Final = tuple(f"cat_{i}" for i in range(NUM_CATEGORIES))

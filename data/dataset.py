@@ -1,21 +1,22 @@
 """The format of a prepared data set: a folder of Parquet files with a manifest.
 
-`data.prepare` and `data.synthetic` write data sets, and `data.loader` reads them, from any pyarrow
-filesystem. The manifest `dataset.json` is written last, under a temporary name, and renamed: a folder without
-it is not a data set.
+`data.prepare`, `data.convert` and `data.synthetic` write data sets, `data.index` adds the manifest to files
+that other tools wrote, and `data.loader` reads them, from any pyarrow filesystem. The manifest `dataset.json`
+is written last, under a temporary name, and renamed: a folder without it is not a data set.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pyarrow
 from pyarrow import fs
 
-from data.criteo import DENSE_NAMES
+from data.criteo import DENSE_NAMES, LABEL
 
 MANIFEST_NAME: Final = "dataset.json"
 FORMAT_VERSION: Final = 1
@@ -28,10 +29,13 @@ class Feature:
     """One categorical feature and the table that its ids index."""
 
     name: str
-    """Column name in the Parquet files; the column is int32 (one id a sample) or list<int32> (multi-hot), or
-    of int64 where ids are raw."""
+    """Column name in the Parquet files. The column holds integers (one id a sample; int32, or int64 where ids
+    are raw, if this project wrote it) or lists of them (multi-hot)."""
     rows: int
     """Number of rows a table for this feature needs: every id is in [0, rows). 0: ids are raw, any int64."""
+    weights: str = ""
+    """Name of a column of the same shape with a float32 weight for each id. The id's row is multiplied by it
+    before the rows of a bag are summed. Empty: all weights are 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +65,37 @@ class DatasetManifest:
     parts: tuple[Part, ...]
     """Files in time order."""
     dense: tuple[str, ...] = DENSE_NAMES
-    """Names of the float32 columns, in model order."""
+    """Names of the float32 columns, in model order; may be empty."""
+    label: str = LABEL
+    """Name of the column of labels: 0 or 1, as integers or floats, or false and true."""
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    """JSON form of the `data.schema.Schema` that made the data; empty if there was none."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """How the data was made (the maker's configuration); e.g. `best_auc` of a planted teacher."""
     format_version: int = FORMAT_VERSION
     """Raised when a reader of this version could misread the folder."""
+
+    def __post_init__(self) -> None:
+        names = [self.label, *self.dense, *(feature.name for feature in self.features)]
+        if len(names) == 1:
+            raise ValueError(
+                "the data set has a label but neither dense columns nor features; name some of either"
+            )
+        if "" in names:
+            raise ValueError("a column of the data set has an empty name; rename it")
+        weights = {feature.weights for feature in self.features if feature.weights}
+        twice = [name for name, count in Counter([*names, *weights]).items() if count > 1]
+        if twice:
+            raise ValueError(
+                f"column {twice[0]!r} of the data set has two roles; a column is the label, a dense column, "
+                "a feature, or the weights of features"
+            )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Parquet columns that training needs: label, dense, ids, weights."""
+        weights = dict.fromkeys(feature.weights for feature in self.features if feature.weights)
+        return (self.label, *self.dense, *(feature.name for feature in self.features), *weights)
 
     @property
     def num_rows(self) -> int:
@@ -87,13 +117,22 @@ class DatasetManifest:
         if missing:
             raise ValueError(f"the data set has no day {missing}; it has days {list(self.days)}")
         parts = tuple(part for part in self.parts if part.day in set(days))
-        return DatasetManifest(
-            features=self.features, parts=parts, dense=self.dense, provenance=self.provenance
-        )
+        return replace(self, parts=parts)
 
     def to_json(self) -> str:
-        """Serialize to readable JSON; equal manifests give equal text."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+        """Serialize to readable JSON; equal manifests give equal text.
+
+        `label`, `schema` and `weights` are left out where they have their defaults, as in older manifests.
+        """
+        raw = asdict(self)
+        if self.label == LABEL:
+            del raw["label"]
+        if not self.schema:
+            del raw["schema"]
+        for feature in raw["features"]:
+            if not feature["weights"]:
+                del feature["weights"]
+        return json.dumps(raw, indent=1, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "DatasetManifest":
@@ -116,6 +155,8 @@ class DatasetManifest:
                     Part(**{**part, "row_groups": tuple(part["row_groups"])}) for part in raw["parts"]
                 ),
                 dense=tuple(raw["dense"]),
+                label=raw.get("label", LABEL),
+                schema=raw.get("schema", {}),
                 provenance=raw["provenance"],
             )
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
@@ -151,7 +192,8 @@ def read_manifest(uri: str) -> DatasetManifest:
             text = stream.read()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
-            f"{_shown(uri)} holds no {MANIFEST_NAME}: it is not a finished data set. Make one with "
+            f"{without_password(uri)} holds no {MANIFEST_NAME}: it is not a finished data set. Make one with "
+            "`python -m data.convert` (from any tables), `python -m data.index` (of Parquet files with ids), "
             "`python -m data.prepare` (from raw Criteo files) or `python -m data.synthetic`"
         ) from error
     return DatasetManifest.from_json(text)
@@ -166,17 +208,17 @@ def _explained(uri: str) -> Iterator[None]:
         raise
     except pyarrow.ArrowInvalid as error:
         raise ValueError(
-            f"{_shown(uri)} cannot be opened ({error}); give a folder or a URI such as s3://BUCKET/FOLDER"
+            f"{without_password(uri)} cannot be opened ({error}); give a folder or a URI such as s3://BUCKET/FOLDER"
         ) from error
     except OSError as error:
         cause = " ".join(str(error).split()).partition(" error_info=")[0]
         raise OSError(
-            f"{_shown(uri)} cannot be read ({cause}); check that it can be reached from here, and that this "
-            "user may read it (for a store: its credentials)"
+            f"{without_password(uri)} cannot be read ({cause}); check that it can be reached from here, and "
+            "that this user may read it (for a store: its credentials)"
         ) from error
 
 
-def _shown(uri: str) -> str:
+def without_password(uri: str) -> str:
     """Remove the user and password from a URI."""
     parts = urlsplit(uri)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in uri else uri

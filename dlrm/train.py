@@ -16,16 +16,11 @@ from cpr import forkserver
 from dlrm.config.recipe import load_config, load_resumed, load_warm_started, recipe_names
 from dlrm.config.reference import describe, sections
 from dlrm.config.schema import STRATEGIES, Config
+from dlrm.launch.arguments import Parser
 from dlrm.launch.malloc import ask_for_huge_pages
 from dlrm.launch.process import exit_code_of, leave, quiet_libraries
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.launch.versions import IncompatiblePackagesError, check_versions
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Raise, because argparse would print usage and message on every rank."""
-        raise ValueError(f"{message}; see --help")
 
 
 class _Help(argparse.Action):
@@ -46,7 +41,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     listed = "\n".join(
         f"  {name:<11} {purpose.partition('. ')[0].rstrip('.')}" for name, purpose in sections().items()
     )
-    parser = _Parser(
+    parser = Parser(
         prog="dlrm.train",
         description=__doc__.partition("\n")[0],
         epilog=f"configuration sections, all in dlrm/CONFIG.md; --help SECTION lists the keys:\n{listed}",
@@ -71,8 +66,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--warm-start",
         metavar="RUN_FOLDER",
         type=Path,
-        help="start a new run, configured like this one, from its model, optimizers and schedule; name the "
-        "data with --set data.uri=... data.train_days=[...]",
+        help="start a new run, configured like this one, from its model, optimizers and schedule "
+        "(RUN_FOLDER/best: from its best state); name the data with --set data.uri=... data.train_days=[...]",
+    )
+    parser.add_argument(
+        "--allow",
+        metavar="KIND:NAME",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="how the model of --resume or --warm-start may differ from the save: grow:TABLE (more rows), "
+        "add:TABLE, remove:TABLE, reset:TENSOR (a dense tensor that starts anew: of another shape, or in a "
+        "warm start of any); NAME may be a pattern",
     )
     parser.add_argument(
         "--set",
@@ -87,6 +92,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--sharding", choices=STRATEGIES, help="short for --set sharding.strategy=..., which wins over it"
     )
     parsed = parser.parse_args(arguments)
+    if parsed.allow and parsed.recipe:
+        parser.error("--allow says how a save may differ, and --recipe starts without one")
     if parsed.sharding:
         parsed.overrides.insert(0, f"sharding.strategy={parsed.sharding}")
     return parsed
@@ -117,6 +124,7 @@ def prepare() -> None:
         read(parse())
     except (ValueError, IncompatiblePackagesError):
         return
+    # not a model of the user: threads that its module starts when it is imported would end with the fork
     import dlrm.training.run  # noqa: F401, PLC0415  # torch and torchrec, once their versions are checked
 
 
@@ -128,7 +136,7 @@ def work() -> int:
         recipe, config = read(arguments)
         from dlrm.training.run import run  # noqa: PLC0415
 
-        run(config, recipe, stop, arguments.resume)
+        run(config, recipe, stop, arguments.resume, arguments.allow)
 
     quiet_libraries()
     return exit_code_of("dlrm.train", job)

@@ -31,6 +31,7 @@ from matplotlib.figure import Figure
 
 from data.criteo import CATEGORY_NAMES, DENSE_NAMES, KAGGLE_CARDINALITIES, LABEL
 from data.dataset import read_manifest
+from data.jobs.location import Location
 from data.prepare.config import PrepareConfig
 from data.prepare.convert import COMPRESSION, ROW_GROUP_ROWS
 from data.prepare.job import prepare
@@ -74,7 +75,11 @@ def ours(raw: Sequence[Path], out: Path, num_cores: int) -> None:
     """Convert with `data.prepare`, the start of its worker processes included."""
     prepare(
         PrepareConfig(
-            raw=tuple(raw), out=out / "ours", table_rows=TABLES, cap=2**31 - 1, num_processes=num_cores
+            raw=tuple(map(Location.of, raw)),
+            out=Location.of(out / "ours"),
+            table_rows=TABLES,
+            cap=2**31 - 1,
+            num_processes=num_cores,
         )
     )
 

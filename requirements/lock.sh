@@ -23,4 +23,4 @@ EOF
 
 resolve cuda.in cuda.lock
 resolve cpu.in cpu.lock --constraint cuda.lock --override cpu-overrides.in
-resolve dev.in dev.lock --constraint cuda.lock
+resolve dev.in dev.lock --constraint cuda.lock --override dev-overrides.in

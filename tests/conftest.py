@@ -1,6 +1,8 @@
 """What holds for every test: it leaves nothing behind for the next. And what tests of whole runs share."""
 
+import csv
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -24,6 +26,9 @@ ENVIRONMENT_OF_OTHERS = {
     "KMP_INIT_AT_FORK",  # the same
     "TORCHINDUCTOR_CACHE_DIR",  # set by torch when a first optimizer steps
 }
+
+CONFIGURED_LOGGERS = ("cpr", "data", "dlrm", "examples")
+"""Loggers of which programs set the level (`dlrm.launch.process`, examples)."""
 
 THREADS_OF_OTHERS = {"TMonitor"}
 """Classes of threads that a library starts once and keeps: tqdm's monitor."""
@@ -68,6 +73,20 @@ def no_leaked_threads() -> Iterator[None]:
                 leaked.append(thread.name)
     if leaked:
         pytest.fail(f"the test left threads running: {', '.join(sorted(leaked))}")
+
+
+@pytest.fixture(autouse=True)
+def settings_of_libraries() -> Iterator[None]:
+    """Programs that a test runs in this process configure logging, and the limit of Python's CSV reader."""
+    root, limit = logging.root, csv.field_size_limit()
+    handlers, level = root.handlers[:], root.level
+    levels = {name: logging.getLogger(name).level for name in CONFIGURED_LOGGERS}
+    yield
+    csv.field_size_limit(limit)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name, before in levels.items():
+        logging.getLogger(name).setLevel(before)
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ OWN_LAUNCH_PID = "CPR_TESTS_LAUNCH_PID"
 """Keeps what the program itself is to find in CPR_LAUNCH_PID."""
 NETWORK = "CPR_TESTS_NETWORK"
 """Keeps the network namespace of programs that are not in that of the process which is prepared."""
+OWN_NETWORK = "/proc/self/ns/net"
 
 IMPORTED = (
     "dlrm.training.run",
@@ -48,7 +49,7 @@ def work() -> int:
     if LENDER in os.environ:
         _put(LAUNCH_PID, os.environ.pop(OWN_LAUNCH_PID, None))
     if NETWORK in os.environ:
-        _enter(os.environ[NETWORK])
+        _enter(os.environ.pop(NETWORK))
     if not sys.argv[1:]:
         return 0
     del sys.argv[0]
@@ -72,8 +73,11 @@ def main() -> int:
         return work()
     _put(OWN_LAUNCH_PID, os.environ.get(LAUNCH_PID))
     _put(LAUNCH_PID, os.environ[LENDER])
-    if NETWORK in os.environ:  # its socket is known where it is itself
-        _enter(f"/proc/{os.environ[LENDER]}/ns/net")
+    lenders = f"/proc/{os.environ[LENDER]}/ns/net"
+    if not Path(lenders).samefile(OWN_NETWORK):  # its socket is known where it is itself
+        own = os.open(OWN_NETWORK, os.O_RDONLY)
+        os.environ[NETWORK] = f"/proc/{os.getpid()}/fd/{own}"
+        _enter(lenders)
     return forkserver.run(prepare, work)
 
 

@@ -91,7 +91,8 @@ def test_what_torchrec_needs_is_what_it_declares():
 
 
 @pytest.mark.parametrize(
-    ("packages", "extras"), [(("data", "dlrm", "cpr"), ("cpu",)), (("experiments", "tests"), ("cpu", "dev"))]
+    ("packages", "extras"),
+    [(("data", "dlrm", "cpr"), ("cpu", "cluster", "onnx")), (("experiments", "tests"), ("cpu", "dev"))],
 )
 def test_everything_imported_is_declared(packages, extras):
     modules = {"scikit-learn": "sklearn", "pillow": "PIL", "markdown-it-py": "markdown_it"}
@@ -101,7 +102,8 @@ def test_everything_imported_is_declared(packages, extras):
             *(each for extra in extras for each in PROJECT["optional-dependencies"][extra]),
         ]
     )
-    known = {modules.get(name, name) for name in declared} | {"torchrec", "fbgemm_gpu", *OURS}
+    known = {modules.get(name, name.replace("-", "_")) for name in declared}
+    known |= {"torchrec", "fbgemm_gpu", *OURS}
     for package in packages:
         foreign = imported_by(package) - known - set(sys.stdlib_module_names)
         assert not foreign, f"{package} imports {foreign}, which pyproject.toml does not declare"

@@ -7,17 +7,14 @@ gives it what it needs. `<!-- output: COMMAND -->` above a `text` block says who
 
 import argparse
 import ast
+import importlib
 import json
-import logging
-import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
+from dataclasses import fields, is_dataclass
 
 import polars  # noqa: F401  # sets an environment variable when it is first imported
 import pytest
@@ -33,20 +30,15 @@ from dlrm.comm.collectives.sparse import SparseAllGather
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import Config
 from examples import recovery_demo
+from experiments.harness.launch import torchrun_command
 from tests.cpr.shards import models
+from tests.data.convert.conftest import inline_workers
+from tests.readmes import COMMAND_LINES, FENCE, FOLDERS, PAGES, README, ROOT, blocks, command, name_of
+from tests.system.conftest import starting
+from tests.system.recovery.takeover_worker import CONTROL, MACHINE
+from tests.system.runs import wait_for
 
-ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
-FOLDERS = ("cpr", "data", "dlrm", "examples", "experiments", "requirements")
-PAGES = [
-    README,
-    ROOT / "CONTRIBUTING.md",
-    *sorted(
-        path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md") if path.parent.name != "results"
-    ),
-]
 MOST_LINES = 220
-FENCE = re.compile(r"^(?:<!-- (?P<label>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 GENERATED = re.compile(r"<!-- (results|reference): [\w-]+ -->.*?<!-- end -->", re.S)
 LINK = re.compile(r"\]\((?!https?:)([^)\s]*)\)")
 CODE = re.compile(r"`([^`\n]+)`")
@@ -58,35 +50,10 @@ GIVEN = (
     "which are 3 to 5 % more in all",
     "of a thousand values 1 % share a row",
     "at most 0.1 % of training",  # the default of IntervalRule.max_overhead
+    "More than 80 % of the worker's limit",  # DASK_SHARE of data.jobs.cluster
     "more than 2 % shorter",  # the margin of comm.exchange=auto
 )
 """Percentages that are settings of the program or follow from a formula."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of a page."""
-
-    page: Path
-    language: str
-    label: str
-    text: str
-
-    def __str__(self):
-        return f"{name_of(self.page)}: {self.text.strip().splitlines()[0] if self.text.strip() else 'empty'}"
-
-
-def name_of(page):
-    return str(page.relative_to(ROOT))
-
-
-def blocks(language=None):
-    found = [
-        Block(page, match["language"], match["label"] or "", match["text"])
-        for page in PAGES
-        for match in FENCE.finditer(page.read_text())
-    ]
-    return [block for block in found if language in (None, block.language)]
 
 
 def prose(page):
@@ -183,19 +150,6 @@ def test_folders_are_all_listed(page):
 # Commands
 
 
-def commands(text):
-    """Every command of a `bash` block, as a list of words."""
-    for line in text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        while words:
-            end = words.index("&&") if "&&" in words else len(words)
-            yield words[:end]
-            words = words[end + 1 :]
-
-
-COMMAND_LINES = [(block, words) for block in blocks("bash") for words in commands(block.text)]
-
-
 class ParsedError(Exception):
     """A program has accepted its command line, and is not to start."""
 
@@ -203,16 +157,19 @@ class ParsedError(Exception):
 @pytest.fixture
 def accepts(monkeypatch):
     """Whether a program takes a command line; only what parses it is run."""
-    parse_args = argparse.ArgumentParser.parse_args
 
-    def stop(self, arguments=None, namespace=None):
-        parse_args(self, arguments, namespace)
-        raise ParsedError
+    def stopping(parse_args):
+        def stop(self, arguments=None, namespace=None):
+            parse_args(self, arguments, namespace)
+            raise ParsedError
+
+        return stop
 
     def parse(run, name, arguments):
         monkeypatch.setattr(sys, "argv", [name, *arguments])
         with monkeypatch.context() as patch:
-            patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+            for way in ("parse_args", "parse_intermixed_args"):
+                patch.setattr(argparse.ArgumentParser, way, stopping(getattr(argparse.ArgumentParser, way)))
             with pytest.raises(ParsedError):
                 run(name, run_name="__main__")
 
@@ -281,7 +238,14 @@ def check_source(arguments, *_):
     assert arguments == [".venv/bin/activate"]
 
 
+def check_dask(arguments, *_):
+    command = importlib.import_module(f"distributed.cli.dask_{arguments[0]}").main
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {each for each in arguments if each.startswith("--")} <= known
+
+
 CHECKS = {
+    "dask": check_dask,
     ".": check_source,
     "make": check_make,
     "pip": check_pip,
@@ -364,6 +328,10 @@ def run_ddp_hook(source, _):
 
 
 SNIPPETS = {"the checkpointer loop": run_checkpointer_loop, "the DDP hook": run_ddp_hook}
+RUN_ELSEWHERE = (
+    "a service",  # tests/dlrm/inference/program/test_score.py
+    "the genres of films",  # tests/examples/test_own_data.py
+)
 
 
 def standalone():
@@ -389,6 +357,7 @@ def workplace(tmp_path_factory):
 @pytest.mark.parametrize("block", standalone(), ids=str)
 def test_snippets_run_by_themselves(block, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
+    monkeypatch.setattr("data.convert.job.local_workers", inline_workers)
     exec(compile(block.text, str(block.page), "exec"), {"__name__": "snippet"})
 
 
@@ -410,7 +379,7 @@ def test_excerpts_are_lines_of_their_file_in_the_same_order():
 
 def test_every_labelled_snippet_is_looked_at():
     labels = {block.label for block in blocks("python") if block.label}
-    known = {f"snippet: {name}" for name in SNIPPETS}
+    known = {f"snippet: {name}" for name in (*SNIPPETS, *RUN_ELSEWHERE)}
     assert {label for label in labels - known if not label.startswith("snippet: excerpt of ")} == set()
 
 
@@ -473,17 +442,15 @@ def test_quick_commands_run(words, tmp_path, monkeypatch):
     assert entry(words) == 0
 
 
-@pytest.fixture
-def root_logger():
-    """As it was before a program has configured it."""
-    handlers, level = logging.root.handlers[:], logging.root.level
-    yield
-    logging.root.handlers[:], logging.root.level = handlers, level
-
-
 @pytest.mark.system
 @pytest.mark.timeout(240)
-def test_the_demo_prints_what_the_readme_shows(workplace, tmp_path, monkeypatch, capsys, root_logger):
+def test_the_demo_prints_what_the_readme_shows(workplace, lender, tmp_path, monkeypatch, capsys):
+    def of_forks(module, arguments, **options):
+        return torchrun_command("tests.programs", [module, *arguments], **options)
+
+    for name, value in lender.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(recovery_demo, "torchrun_command", of_forks)
     monkeypatch.setattr(recovery_demo, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(recovery_demo, "KILL_STEP", 10)
     settings = [each for each in recovery_demo.SETTINGS if "every_steps=100" not in each]
@@ -493,29 +460,28 @@ def test_the_demo_prints_what_the_readme_shows(workplace, tmp_path, monkeypatch,
 
 
 @pytest.fixture(scope="module")
-def lost_node(workplace, tmp_path_factory, lender):
+def lost_node(request, workplace, tmp_path_factory):
     """The run of `examples/README.md`, made small: its output, and its folder."""
     folder = tmp_path_factory.mktemp("lost_node")
     plan = json.loads((ROOT / "examples" / "lost_worker.json").read_text())
     plan["schedules"][0]["step"] = 12
     (folder / "faults.json").write_text(json.dumps(plan))
+    words = command("examples/README.md", "CPR_FAULTS")
+    torchrun = words[words.index("--standalone") : words.index("dlrm.train")]
     settings = [f"data.uri={workplace / 'datasets' / 'tiny'}", f"train.run_folder={folder / 'runs'}", *SMALL]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.programs", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", "--max-restarts", "3", "-m", "tests.programs", "dlrm.train"),
-            *("--recipe", "tiny", "--set", "checkpoint.every_steps=8", "checkpoint.priority=mfu", *settings),
-        ],
-        env={**os.environ, **lender, "CPR_FAULTS": str(folder / "faults.json")},
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    arguments = (*words[words.index("dlrm.train") + 1 :], "checkpoint.every_steps=8", *settings)
+    worker = ("tests.programs", "tests.system.recovery.takeover_worker", *arguments)
+    (folder / "hold").write_text("11")  # until there is a save that has what is lost
+    environment = {"CPR_FAULTS": str(folder / "faults.json"), CONTROL: str(folder), MACHINE: "a"}
+    with starting(request) as start:
+        launch = ("-m", "torch.distributed.run", *torchrun, *worker)
+        process = start(*launch, environment=environment, forks=True)
+        wait_for(lambda: list(folder.glob("runs/*/checkpoint/saves/*/manifest.json")), process)
+        (folder / "hold").write_text("0")
+        stdout, stderr = process.communicate()
+    assert process.returncode == 0, stderr
     (run,) = (folder / "runs").iterdir()
-    return done.stderr + done.stdout, run
+    return stderr + stdout, run
 
 
 @pytest.mark.system

@@ -27,14 +27,15 @@ from cpr.checkpoint.save.snapshot import RowSelection, Snapshot, select_rows, sh
 from cpr.checkpoint.save.stager import Stager, seconds_left
 from cpr.checkpoint.save.staging import StagingPool, rows_per_piece
 from cpr.checkpoint.save.writer_thread import Save, WriterThread
+from cpr.checkpoint.state.changes import UNCHANGED, Changes
 from cpr.checkpoint.state.model_state import (
     CapturedState,
     Heir,
     ModelState,
-    OptimizerState,
     RandomGenerators,
     Stateful,
 )
+from cpr.checkpoint.state.optimizer_state import OptimizerState
 from cpr.checkpoint.storage.base import Storage, open_storage
 from cpr.errors import (
     CheckpointError,
@@ -283,7 +284,7 @@ class Checkpointer:
             epoch=self.ownership.epoch,
             next_sequence=found.next_sequence,
             committed=list(found.committed),
-            chain=list(self._loaded.saves) if self._loaded else [],
+            chain=self._chain_of_model(),
         )
         self._writer = WriterThread(self._storage, self._pool, self._background_group, self._committer)
         num_bytes = sum(shard.num_rows * shard.bytes_per_row for shard in self._written_here())
@@ -292,7 +293,7 @@ class Checkpointer:
         )
         self._warm_up.start()
 
-    def load(self, *, step: int | None = None) -> Loaded | None:
+    def load(self, *, step: int | None = None, changes: Changes = UNCHANGED) -> Loaded | None:
         """Load the newest state that verifies on every rank; None if nothing was ever saved.
 
         A save that does not verify is skipped with a warning that says why. A refused state changes nothing;
@@ -301,19 +302,27 @@ class Checkpointer:
         Args:
             step: load the newest state of this training step, one of `all_steps`, instead. Newer saves stay
                 in the directory, uncounted by this run's retention; the next save becomes the newest state.
+            changes: what the model may have that differs from the save; only for a model that is as it was
+                built. The log lists what does differ.
 
         Raises:
-            ValueError: there is no state of `step`; lists the steps that there are.
+            ValueError: there is no state of `step`; lists the steps that there are. Or changes were allowed
+                for a model that has been trained or saved.
             MismatchError: the saves are of another model; names the difference.
             NoUsableStateError: there are saves, but none loads; lists the reasons.
         """
         self._check_open()
+        if changes != UNCHANGED and (self.steps_done or self._committer is not None):
+            raise ValueError(
+                "changes are for a model that is as it was built, so that new rows have their "
+                "initial values: build the model again, and load then"
+            )
         began = time.perf_counter()
         self.wait_until_idle()
         found = load_newest(
             self._storage,
             self._group,
-            lambda state: self._loader.load(self._storage, state),
+            lambda state: self._loader.load(self._storage, state, changes=changes),
             step=step,
             cache=self._restart_cache(),
         )
@@ -339,7 +348,7 @@ class Checkpointer:
             self._group, lambda: sorted({state.step for state in own_states(self._storage, cache)[0]})
         )
 
-    def warm_start(self, uri: str, states: Collection[str]) -> State:
+    def warm_start(self, uri: str, states: Collection[str], changes: Changes = UNCHANGED) -> State:
         """Start from the model of another run: tables with optimizer state, and dense parameters.
 
         Of the registered states only the named ones are loaded. `steps_done` and the saves of this run start
@@ -349,6 +358,7 @@ class Checkpointer:
         Args:
             uri: of the other run's checkpoint directory.
             states: names of registered states, the same on all ranks, see `register`.
+            changes: what the model may have that differs from the other run's; the log lists what does.
 
         Returns:
             The loaded state, the newest that verifies.
@@ -358,7 +368,9 @@ class Checkpointer:
         """
         self._check_open()
         storage = open_storage(uri)
-        found = load_newest(storage, self._group, lambda state: self._loader.load(storage, state, states))
+        found = load_newest(
+            storage, self._group, lambda state: self._loader.load(storage, state, states, changes)
+        )
         if found is None:
             raise NothingSavedError(
                 f"nothing was ever saved in {storage.uri}: a warm start needs a run that has saved"
@@ -683,6 +695,15 @@ class Checkpointer:
                     f"{shard.name} is no shard of base {base.sequence}, which was saved under another "
                     "sharding plan or optimizer: call save() first, so that row saves have a base of this one"
                 )
+
+    def _chain_of_model(self) -> list[Manifest]:
+        """The saves that row saves can build on: none if tables have changed since; a collective."""
+        here = {shard.table_fqn: shard.table_shape for shard in self.shards}
+        live = {fqn: shape for each in self._group.gather(here) for fqn, shape in each.items()}
+        if self._loaded is None:
+            return []
+        saved = {fqn: (each.rows, each.cols) for fqn, each in self._loaded.newest.tables.items()}
+        return list(self._loaded.saves) if saved == live else []
 
     def _restart_cache(self) -> ManifestCache | None:
         """The manifests read so far; None once this run saves, when the committer knows them."""

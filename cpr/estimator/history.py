@@ -95,8 +95,8 @@ class FailureCost:
     ignores_unknown: ClassVar = True
     elapsed_s: float
     """Time of the failure on the clock of `RunHistory.elapsed_s`, seconds."""
-    kind: Literal["process", "partial", "full"]
-    """Kind of recovery: see `cpr.recovery.decide.assessment`."""
+    kind: Literal["process", "mirror", "partial", "full"]
+    """Kind of recovery: see `cpr.recovery.run.report`."""
     lost_share: float
     """Share of the sharded tables, from 0 to 1, whose memory was lost."""
     nodes_lost: float

@@ -24,7 +24,7 @@ from cpr.checkpoint.save.writer_thread import RankWriter
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import MismatchError, ResidentMemoryError
 from cpr.extent import Extent
-from cpr.recovery.decide.assessment import Assessment, WorkerReport, assess
+from cpr.recovery.decide.assessment import Assessment, SegmentReport, WorkerReport, assess
 from cpr.recovery.decide.inventory import PROGRESS_STATE, Inventory, examine
 from cpr.recovery.decide.lineage import Directory, SavedState
 from cpr.recovery.worker.memory import Claimed, Counters
@@ -112,7 +112,7 @@ def _put_together(claimed: Sequence[Claimed], refused: Sequence[str]) -> Rescued
     state = assess([replace(found.report, segments=segments)], Directory())
     if state.slot is None or state.slot_of is None:
         raise ResidentMemoryError("no worker of this run had finished a step: there is nothing to be saved")
-    if state.lost:
+    if state.missing:
         raise ResidentMemoryError(_missing(state, refused))
     tree = found.trees[state.slot_of[1]]
     tree["common"]["registered"][PROGRESS_STATE]["to_skip"] += state.interrupted
@@ -124,7 +124,7 @@ def _put_together(claimed: Sequence[Claimed], refused: Sequence[str]) -> Rescued
         own={
             each.old_rank: tree["own"]
             for each, tree in zip(segments, found.trees, strict=True)
-            if each.slot is not None and each.slot.is_of_moment(state.slot) and tree["own"]
+            if tree is not None and tree["own"] and _is_of_state(each, state)
         },
         shards=[*_sharded(state, found, counters), *_replicated(tree["replicated"], counters)],
         step=state.slot.step,
@@ -133,8 +133,16 @@ def _put_together(claimed: Sequence[Claimed], refused: Sequence[str]) -> Rescued
     )
 
 
+def _is_of_state(segment: SegmentReport, state: Assessment) -> bool:
+    """Whether the per-rank states in a segment are those of the state that is rescued."""
+    assert state.slot is not None
+    if segment.is_mirror:
+        return segment.old_rank in state.lost and segment.step_finished == state.slot.step
+    return segment.slot is not None and segment.slot.is_of_moment(state.slot)
+
+
 def _missing(state: Assessment, refused: Sequence[str]) -> str:
-    lost = [f"rank {rank}" for rank in sorted(state.lost)]
+    lost = [f"rank {rank}" for rank in sorted(state.missing)]
     also = f" (not used: {'; '.join(refused)})" if refused else ""
     return (
         f"the memory of {', '.join(lost)} of {state.old_world_size} is not whole on this machine, and a save "

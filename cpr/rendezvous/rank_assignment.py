@@ -25,6 +25,8 @@ class HeldSegment:
     """Generation of the dead worker."""
     epoch: int = 0
     """Ownership epoch of the checkpoint directory under which the state was trained."""
+    is_mirror: bool = False
+    """Whether it is the copy of `rank`'s rows that the dead worker kept (see `cpr.mirror`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,7 @@ def _blocks(infos: Sequence[WorkerInfo], session_id: str, size: int) -> list[int
     for place, info in enumerate(infos):
         for each in info.held:
             fits = each.world_size == len(infos) and 0 <= each.rank < len(infos)
-            if each.session_id == session_id and fits:
+            if each.session_id == session_id and fits and not each.is_mirror:
                 holders[each.rank].append(((each.generation, each.step_finished), place // size))
     # memory that another node has of the same rank in a newer version is useless: it makes no claim
     claims: dict[tuple[int, int], set[tuple[_Age, int]]] = defaultdict(set)  # segments of (node, block)

@@ -22,7 +22,7 @@ from cpr.resident.folders import open_private, other_version, reading
 
 LAYOUT_FILE: Final = "layout.json"
 FORMAT_NAME: Final = "cpr-resident"
-FORMAT: Final = f"{FORMAT_NAME} 3"
+FORMAT: Final = f"{FORMAT_NAME} 4"
 REGION_SUFFIX: Final = ".memory"
 
 
@@ -104,6 +104,8 @@ class Layout:
     shards: tuple[StoredShard, ...]
     companions: dict[str, str]
     """File by name of data about the tables, such as counters of lookups."""
+    is_mirror: bool = False
+    """Whether this is the copy that another worker kept of the rows of `rank` (see `cpr.mirror`)."""
 
     def write(self, folder: Path) -> None:
         """Write the layout into a segment's folder, atomically."""

@@ -211,8 +211,11 @@ class Segment:
         world_size: int,
         generation: int,
         shards: Sequence[TableShard],
+        is_mirror: bool = False,
     ) -> list[str]:
         """Make this segment count: the content of these shards is complete.
+
+        `is_mirror`: they are the copy of another worker's, whose rank is given.
 
         Returns:
             Names of sharded tables' shards outside of this segment, such as tables on a GPU, which would not
@@ -232,6 +235,7 @@ class Segment:
             kernels=tuple(self.kernels),
             shards=found,
             companions=dict(self._companions),
+            is_mirror=is_mirror,
         ).write(self.folder)
         self.tidy()
         return [shard.name for shard in shards if not placed[shard.name] and not shard.replicated]

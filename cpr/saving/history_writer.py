@@ -147,7 +147,7 @@ class HistoryWriter:
             elapsed_s=0.0,
             clock_s=time.time(),
         )
-        self._is_failure = story.kind in {"process", "partial", "full"}
+        self._is_failure = story.kind not in {"start", "resume"}
         if self._is_failure:
             self._history = self._history.with_failure(self._failure(story))
         self._is_read = story.kind == "start"
@@ -221,7 +221,8 @@ class HistoryWriter:
 
     def _failure(self, story: Recovery) -> FailureCost:
         """Cost of the failure as known at the start; a full recovery counts its lost nodes too."""
-        assert story.kind in {"process", "partial", "full"}
+        assert story.kind != "start"
+        assert story.kind != "resume"
         return FailureCost(
             elapsed_s=self._history.elapsed_s,
             kind=story.kind,

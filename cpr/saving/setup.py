@@ -19,7 +19,7 @@ from cpr.fields import check_fields
 from cpr.priority import Prioritizer, PriorityConfig
 from cpr.recovery.restore.restorer import Restorer
 from cpr.recovery.run.progress import RunProgress
-from cpr.recovery.run.report import Recovery
+from cpr.recovery.run.report import LIVE, Recovery
 from cpr.resident.segment import Segment
 from cpr.saving.cadence import AutoPace, FixedPace, Pace
 from cpr.saving.history_writer import HistoryWriter
@@ -182,14 +182,14 @@ def settle_trackers(
         fell_back: whether the next saves build on an older save than the one since which the trackers count,
             or those rows come from an older one.
     """
-    if story.kind not in {"process", "partial"}:
+    if story.kind not in LIVE:
         prioritizer.forget_all()
     elif fell_back:
         prioritizer.doubt()
     elif not prioritizer.is_complete:  # new memory, or unreliable before
         if all(_is_whole(shard, restored) for shard in shards if shard.table_fqn in prioritizer.prioritised):
             prioritizer.forget_all()
-    elif any(origin.moved for origin in story.sources):
+    elif any(origin.moved or origin.mirrored for origin in story.sources):
         prioritizer.doubt()
     else:
         for name, ranges in restored.items():

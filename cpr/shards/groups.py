@@ -41,6 +41,9 @@ class TableGroup:
     emb_module: Any
     tables: tuple[TableShard, ...]
     """In the order of `emb_module.split_embedding_weights()`, without optimizer state (see `find_shards`)."""
+    initial_ranges: tuple[tuple[float, float], ...]
+    """Lowest and highest initial value of each table, by `weight_init_min` and `weight_init_max` of its
+    TorchRec config (default +-1 / sqrt(rows))."""
 
 
 class Hooks(ExitStack):
@@ -112,7 +115,8 @@ def _group(prefix: str, plan: Any, kernel: Any) -> TableGroup:
         _placed(f"{prefix}{table.name}", table, plan[table.name].sharding_type, rows)
         for table, rows in zip(configs, tbe.split_embedding_weights(), strict=True)
     ]
-    return TableGroup(emb_module=tbe, tables=tuple(placed))
+    ranges = [(table.get_weight_init_min(), table.get_weight_init_max()) for table in configs]
+    return TableGroup(emb_module=tbe, tables=tuple(placed), initial_ranges=tuple(ranges))
 
 
 def _placed(fqn: str, table: ShardedEmbeddingTable, kind: str, weights: Tensor) -> TableShard:

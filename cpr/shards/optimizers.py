@@ -1,6 +1,7 @@
 """Unwrapping of TorchRec's nested optimizers, and creation of optimizer state before the first step."""
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,3 +91,37 @@ def forget_state(optimizer: Optimizer, kept: Collection[Tensor]) -> None:
     for inner in unwrapped(optimizer):
         for parameter in [each for each in inner.state if id(each) not in chosen]:
             del inner.state[parameter]
+
+
+class KeptState:
+    """State of the parameters in some memory, which is put back after an optimizer has loaded a state.
+
+    Args:
+        optimizer: of PyTorch or TorchRec.
+        memory: addresses of the storages of the parameters.
+    """
+
+    def __init__(self, optimizer: Optimizer, memory: Collection[int]) -> None:
+        if isinstance(optimizer, KeyedOptimizer):
+            parameters: dict[Any, Tensor] = dict(optimizer.params)
+        else:
+            parameters = dict(enumerate(each for group in optimizer.param_groups for each in group["params"]))
+        kept = {key: each for key, each in parameters.items() if each.untyped_storage().data_ptr() in memory}
+        self.keys = kept.keys()
+        """Keys of these parameters in the optimizer's state dict."""
+        self._optimizer = optimizer
+        states = [inner.state for inner in unwrapped(optimizer)]
+        self._states = [
+            (each, next((dict(state[each]) for state in states if each in state), None))
+            for each in kept.values()
+        ]
+
+    def put_back(self) -> None:
+        """Replace the state of these parameters by what it was."""
+        for inner in unwrapped(self._optimizer):
+            mine = {id(each) for group in inner.param_groups for each in group["params"]}
+            for parameter, state in self._states:
+                if id(parameter) in mine:
+                    inner.state.pop(parameter, None)
+                    if state is not None:
+                        inner.state[parameter] = state

@@ -27,6 +27,13 @@ class RowColumns:
         self.written = written
         self.tensors: Mapping[str, Tensor] = self.allocate(table, dtypes)
         """Live, `[num_rows]` each."""
+        self.watchers: list[Callable[[Tensor], object]] = []
+        """Called by `note_changed`."""
+
+    def note_changed(self, rows: Tensor) -> None:
+        """Tell which rows the owner has changed, int64 `[n]`; not all of them may be looked up."""
+        for watch in self.watchers:
+            watch(rows)
 
     def allocate(self, table: TableShard, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
         """Allocate zeros; `cpr.resident.allocation` replaces this by resident memory."""
@@ -36,22 +43,23 @@ class RowColumns:
 
 def add_row_columns(
     group: TableGroup, place: int, dtypes: Mapping[str, torch.dtype], written: Callable[[], object]
-) -> Mapping[str, Tensor]:
+) -> RowColumns:
     """Add columns to the rows of a table, before any call of `find_shards`.
 
     Columns may be changed only in the forward pass of training, from a pre-hook of the FBGEMM module on,
-    since the hooks of `before_updates` run before those. Columns in resident memory must be added while the
-    model is built (`PartialRecovery.building`), in the same order each time.
+    since the hooks of `before_updates` run before those, and `note_changed` is told of each change. Columns
+    in resident memory must be added while the model is built (`PartialRecovery.building`), in the same order
+    each time.
 
     Args:
         group: the FBGEMM module, with a fused optimizer.
         place: number of the table in `group.tables`.
-        dtypes: by name of the column; `[num_rows]` each, initially zeros.
+        dtypes: by name of the column; `[num_rows]` each.
         written: called after rows were written from outside, as in a restore, to update data derived from the
             columns.
 
     Returns:
-        The live columns by name.
+        The columns, initially zeros, in its `tensors`.
 
     Raises:
         ValueError: the table has a column of this name.
@@ -64,7 +72,7 @@ def add_row_columns(
         raise ValueError(f"{table} has columns already that are called {sorted(clash)}")
     columns = RowColumns(group.tables[place], dtypes, written)
     setattr(group.emb_module, ATTRIBUTE, {**added, place: columns})
-    return columns.tensors
+    return columns
 
 
 def row_columns(emb_module: Any) -> dict[int, RowColumns]:

@@ -1,1 +1,1 @@
-"""What `data.prepare` and `data.synthetic` share: worker processes, durable files, and folders of jobs."""
+"""What jobs share: tasks on processes or a Dask cluster, durable files, folder locks, progress, commands."""

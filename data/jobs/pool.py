@@ -1,10 +1,10 @@
-"""Runs tasks on worker processes, which end with their parent and whose death is an error.
+"""An executor of worker processes, which end with their parent and whose death is an error.
 
-Each worker (`data.jobs.worker`) has a connection to the parent and runs one task at a time. Its standard
-input is a pipe of the parent, which ends with the parent, even by `kill -9`, so that the worker exits at
-once. The parent raises an error if a worker dies. Libraries in the workers run single-threaded, since the
-processes use all cores. Workers are separate programs instead of `multiprocessing` processes, which would
-import the caller's main module.
+Each worker (`data.jobs.worker`) has a connection to the parent and runs one call at a time; a thread of the
+parent waits for its answer. The standard input of a worker is a pipe of the parent, which ends with the
+parent, even by `kill -9`, so that the worker exits at once. `ProcessPoolExecutor` is not used: its workers
+stay when their parent is killed, import the caller's main module, and do not say how one of them died.
+Libraries in the workers run single-threaded, since the processes use all cores.
 """
 
 import os
@@ -12,13 +12,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import connection
-from typing import Any, Final, Protocol
+from queue import SimpleQueue
+from typing import Any, Final, ParamSpec, TypeVar
 
-TICK_S: Final = 0.5
-"""Interval of progress calls without messages of workers."""
+from data.jobs.worker import ERROR, PROGRESS
 
 _WORKER_ENVIRONMENT: Final = {
     "POLARS_MAX_THREADS": "1",
@@ -28,27 +29,24 @@ _WORKER_ENVIRONMENT: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
 }
 
-
-class Task(Protocol):
-    """Picklable work for a worker, which writes its result to disk."""
-
-    def run(self, report: Callable[[Any], object]) -> None:
-        """Do the work, and report progress: anything picklable but None and exceptions."""
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class WorkerDiedError(ChildProcessError):
     """Raised when a worker process was killed or crashed."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Worker:
     process: "subprocess.Popen[bytes]"
     pipe: "connection.Connection[object, object]"
-    task: int | None = None
 
 
-class WorkerPool:
-    """Worker processes that run tasks; a context manager, which ends the processes.
+class WorkerPool(Executor):
+    """Runs calls in worker processes, started in the order in which they are submitted.
+
+    A `with` block waits for all calls at its end; if an exception leaves it, it kills the processes at once.
 
     Args:
         num_processes: number of workers.
@@ -56,52 +54,48 @@ class WorkerPool:
     """
 
     def __init__(self, num_processes: int, preload: str) -> None:
+        self.messages: SimpleQueue[Any] = SimpleQueue()
+        """What calls sent by `data.jobs.worker.report`; all of a call before its future is done."""
         self._workers = [_start_worker(preload) for _ in range(num_processes)]
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(num_processes)
 
-    def __enter__(self) -> "WorkerPool":
-        return self
+    def submit(
+        self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> Future[_Result]:
+        """Run a picklable call in a worker process.
 
-    def __exit__(self, *exception: object) -> None:
+        The future raises `WorkerDiedError` if the process was killed or crashed.
+        """
+        return self._threads.submit(self._call, fn, args, kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the processes when all calls are done, or at once without `wait`."""
+        self._threads.shutdown(wait=wait, cancel_futures=cancel_futures or not wait)
         for worker in self._workers:
             worker.process.kill()
+        self._threads.shutdown()
         for worker in self._workers:
             worker.process.communicate()
             worker.pipe.close()
 
-    def run(self, tasks: Sequence[Task], on_progress: Callable[[int, Any], bool]) -> None:
-        """Run the tasks, started in order.
+    def __exit__(self, exception_type: object, *_: object) -> None:
+        self.shutdown(wait=exception_type is None)
 
-        Args:
-            tasks: the tasks.
-            on_progress: called with a task's position and what it reported, or with -1 and None every
-                `TICK_S`. When it returns False no further task is started; those that run are finished.
-
-        Raises:
-            WorkerDiedError: a worker was killed or crashed.
-            Exception: the error of a task.
-        """
-        waiting = list(range(len(tasks)))
-        waiting.reverse()
-        continues = True
-        while True:
-            for worker in self._workers:
-                if worker.task is None and waiting and continues:
-                    worker.task = waiting.pop()
-                    _send(worker, tasks[worker.task])
-            busy = {worker.pipe: worker for worker in self._workers if worker.task is not None}
-            if not busy:
-                return
-            ready = connection.wait(list(busy), timeout=TICK_S)
-            continues &= on_progress(-1, None)
-            for pipe in ready:
-                worker = busy[pipe]  # type: ignore[index]  # wait() is typed for sockets too
-                position, message = worker.task, _receive(worker)
-                if isinstance(message, BaseException):
-                    raise message
-                if message is None:
-                    worker.task = None
-                elif position is not None:
-                    continues &= on_progress(position, message)
+    def _call(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        worker = self._idle.get()
+        try:
+            _send(worker, (fn, args, kwargs))
+            while (answer := _receive(worker))[0] == PROGRESS:
+                self.messages.put(answer[1])
+        finally:
+            self._idle.put(worker)
+        kind, content = answer
+        if kind == ERROR:
+            raise content
+        return content
 
 
 def _start_worker(preload: str) -> _Worker:
@@ -117,16 +111,16 @@ def _start_worker(preload: str) -> _Worker:
     return _Worker(process, connection.Connection(ours.detach()))
 
 
-def _send(worker: _Worker, task: Task) -> None:
+def _send(worker: _Worker, call: object) -> None:
     try:
-        worker.pipe.send(task)
+        worker.pipe.send(call)
     except (BrokenPipeError, ConnectionResetError) as error:
         raise _death(worker) from error
 
 
-def _receive(worker: _Worker) -> object:
+def _receive(worker: _Worker) -> tuple[str, Any]:
     try:
-        return worker.pipe.recv()
+        return worker.pipe.recv()  # type: ignore[return-value]  # by worker.main
     except (EOFError, ConnectionResetError) as error:
         raise _death(worker) from error
 

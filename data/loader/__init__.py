@@ -2,6 +2,13 @@
 
 from data.loader.background import FeedClosedError
 from data.loader.loader import DataLoader, LoaderConfig
-from data.loader.source import ParquetSource, RowGroupSource
+from data.loader.source import ParquetSource, RowGroupSource, WithoutLabels
 
-__all__ = ["DataLoader", "FeedClosedError", "LoaderConfig", "ParquetSource", "RowGroupSource"]
+__all__ = [
+    "DataLoader",
+    "FeedClosedError",
+    "LoaderConfig",
+    "ParquetSource",
+    "RowGroupSource",
+    "WithoutLabels",
+]

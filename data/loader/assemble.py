@@ -11,7 +11,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.batch import Batch
-from data.loader.columns import Column, Rows, join
+from data.loader.columns import Column, Positions, Rows, join
 from data.loader.order import Window
 
 
@@ -50,9 +50,12 @@ class Assembler:
         dense_rows = dense.numpy().reshape(len(order), num_dense)
         for index in range(num_dense):
             dense_rows[:, index] = join([piece.dense[index] for piece in pieces]).take(order).values
-        ids = (join([piece.ids[index] for piece in pieces]).take(order) for index in range(len(self._keys)))
-        one_hot = all(column.offsets is None for piece in pieces for column in piece.ids)
-        sparse = self._one_hot(list(ids), num_batches) if one_hot else self._multi_hot(list(ids), num_batches)
+        features = range(len(self._keys))
+        ids = [join([piece.ids[index] for piece in pieces]).take(order) for index in features]
+        weights = [_weights(pieces, index, order, ids[index]) for index in features]
+        has_weights = any(column is not None for column in pieces[0].weights)
+        assemble = self._one_hot if all(column.offsets is None for column in ids) else self._multi_hot
+        sparse = assemble(ids, weights if has_weights else [], num_batches)
         return [
             Batch(
                 dense=dense[index],
@@ -63,41 +66,64 @@ class Assembler:
             for index in range(num_batches)
         ]
 
-    def _one_hot(self, columns: Sequence[Column], num_batches: int) -> list[KeyedJaggedTensor]:
-        ids = self._empty(num_batches, len(columns), self._batch_size)
-        for index, column in enumerate(columns):
-            ids.numpy()[:, index] = column.values.reshape(num_batches, -1)
-        lengths = [self._batch_size] * len(columns)
-        return [self._jagged(values.view(-1), self._ones, self._counting, lengths) for values in ids.unbind()]
+    def _one_hot(
+        self, ids: Sequence[Column], weights: Sequence[Column], num_batches: int
+    ) -> list[KeyedJaggedTensor]:
+        def stacked(columns: Sequence[Column], dtype: torch.dtype) -> Sequence[torch.Tensor]:
+            values = self._empty(num_batches, len(columns), self._batch_size, dtype=dtype)
+            for index, column in enumerate(columns):
+                values.numpy()[:, index] = column.values.reshape(num_batches, -1)
+            return values.view(num_batches, -1).unbind()
 
-    def _multi_hot(self, columns: Sequence[Column], num_batches: int) -> list[KeyedJaggedTensor]:
-        lengths = self._empty(num_batches, len(columns), self._batch_size)
-        for index, column in enumerate(columns):
+        lengths = [self._batch_size] * len(ids)
+        weights_per_batch = stacked(weights, torch.float32) if weights else [None] * num_batches
+        return [
+            self._jagged(values, each, self._ones, self._counting, lengths)
+            for values, each in zip(stacked(ids, torch.int64), weights_per_batch, strict=True)
+        ]
+
+    def _multi_hot(
+        self, ids: Sequence[Column], weights: Sequence[Column], num_batches: int
+    ) -> list[KeyedJaggedTensor]:
+        lengths = self._empty(num_batches, len(ids), self._batch_size)
+        for index, column in enumerate(ids):
             lengths.numpy()[:, index] = column.lengths().reshape(num_batches, -1)
-        bounds = [column.bounds(self._batch_size) for column in columns]
-        made = []
-        for batch in range(num_batches):
+        bounds = [column.bounds(self._batch_size) for column in ids]
+
+        def joined(columns: Sequence[Column], batch: int, dtype: torch.dtype) -> torch.Tensor:
             bags = [
                 column.values[bound[batch] : bound[batch + 1]]
                 for column, bound in zip(columns, bounds, strict=True)
             ]
-            length_per_key = [len(ids) for ids in bags]
-            values = self._empty(sum(length_per_key))
+            values = self._empty(sum(map(len, bags)), dtype=dtype)
             np.concatenate(bags, out=values.numpy())
+            return values
+
+        made = []
+        for batch in range(num_batches):
             batch_lengths = lengths[batch].view(-1)
             offsets = self._empty(len(batch_lengths) + 1)
             offsets[0] = 0
             np.cumsum(batch_lengths.numpy(), out=offsets.numpy()[1:])
-            made.append(self._jagged(values, batch_lengths, offsets, length_per_key))
+            length_per_key = [int(bound[batch + 1] - bound[batch]) for bound in bounds]
+            values = joined(ids, batch, torch.int64)
+            batch_weights = joined(weights, batch, torch.float32) if weights else None
+            made.append(self._jagged(values, batch_weights, batch_lengths, offsets, length_per_key))
         return made
 
     def _jagged(
-        self, values: torch.Tensor, lengths: torch.Tensor, offsets: torch.Tensor, length_per_key: list[int]
+        self,
+        values: torch.Tensor,
+        weights: torch.Tensor | None,
+        lengths: torch.Tensor,
+        offsets: torch.Tensor,
+        length_per_key: list[int],
     ) -> KeyedJaggedTensor:
         """Make a jagged tensor with the caches that TorchRec would compute, or copy from a GPU."""
         return KeyedJaggedTensor(
             keys=self._keys,
             values=values,
+            weights=weights,
             lengths=lengths,
             offsets=offsets,
             stride=self._batch_size,
@@ -108,3 +134,9 @@ class Assembler:
 
     def _empty(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=self._pin_memory)
+
+
+def _weights(pieces: Sequence[Rows], index: int, order: Positions, ids: Column) -> Column:
+    """Weights of the ids of a feature, whose rows were gathered in `order`; ones if it has none."""
+    columns = [column for piece in pieces if (column := piece.weights[index]) is not None]
+    return join(columns).take(order) if columns else Column(np.ones(len(ids.values), np.float32), ids.offsets)

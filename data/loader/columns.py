@@ -57,11 +57,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Rows:
-    """Checked rows: label, dense and categories in manifest order."""
+    """Checked rows: label, dense columns, and ids of all features with their weights, in manifest order.
+
+    `weights` has a column of the shape of the ids for each feature, or None if the feature has no weights.
+    """
 
     label: Column
     dense: tuple[Column, ...]
     ids: tuple[Column, ...]
+    weights: tuple[Column | None, ...]
 
     def pick(self, positions: Positions) -> "Rows":
         """Gather the rows at ascending `positions`; a contiguous range is not copied."""
@@ -71,7 +75,10 @@ class Rows:
             return column.slice(begin, end) if end - begin == len(positions) else column.take(positions)
 
         return Rows(
-            pick_column(self.label), tuple(map(pick_column, self.dense)), tuple(map(pick_column, self.ids))
+            label=pick_column(self.label),
+            dense=tuple(map(pick_column, self.dense)),
+            ids=tuple(map(pick_column, self.ids)),
+            weights=tuple(None if column is None else pick_column(column) for column in self.weights),
         )
 
 

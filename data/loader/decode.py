@@ -1,14 +1,16 @@
-"""Decodes an Arrow row group to checked columns, without copies.
+"""Decodes an Arrow row group to checked columns, without copies where the types allow it.
 
 All errors in prepared data are caught here, before a wrong id reaches a table or a NaN the loss. The message
 names the file, the column, the expected and the found value, and what to do.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data.criteo import LABEL
 from data.dataset import DatasetManifest, Feature
 from data.loader.columns import Column, Rows
 
@@ -17,54 +19,46 @@ def decode(table: pa.Table, manifest: DatasetManifest, file: str) -> Rows:
     """View the columns of a row group after checking them against the manifest.
 
     Args:
-        table: the columns of `source.column_names(manifest)`, in that order.
+        table: the columns `manifest.columns`, in that order.
         manifest: names and limits of the columns.
         file: the file's name, for messages.
 
     Raises:
         ValueError: a wrong type, a null, an id outside its table (raw ids have none), a label that is not
-            0 or 1, a dense value that is not finite.
+            0 or 1, a dense value or weight that is not finite, more or fewer weights than ids.
     """
-    label = _label(table, file)
-    dense = tuple(_dense(table, name, file) for name in manifest.dense)
     ids = tuple(_ids(table, feature, file) for feature in manifest.features)
-    return Rows(label, dense, ids)
+    return Rows(
+        label=_label(table, manifest.label, file),
+        dense=tuple(_dense(table, name, file) for name in manifest.dense),
+        ids=ids,
+        weights=tuple(
+            _weights(table, feature, own, file) if feature.weights else None
+            for feature, own in zip(manifest.features, ids, strict=True)
+        ),
+    )
 
 
-def _label(table: pa.Table, file: str) -> Column:
-    found = table.schema.field(LABEL).type
-    if not (pa.types.is_integer(found) or pa.types.is_floating(found)):
-        raise _wrong_type(file, LABEL, "an integer or a float", found)
-    column = Column(_array(table, LABEL, file).to_numpy())
+def _label(table: pa.Table, name: str, file: str) -> Column:
+    array = _array(table, name, file)
+    if not (pa.types.is_boolean(array.type) or _is_number(array.type)):
+        raise _wrong_type(file, name, "an integer, a float or a bool", array.type)
+    column = Column(array.to_numpy(zero_copy_only=False))
     wrong = (column.values != 0) & (column.values != 1)
     if wrong.any():
-        raise ValueError(f"{file}: {_first(LABEL, column, wrong)}; a label is 0 or 1; {PREPARE_AGAIN}")
+        raise ValueError(f"{file}: {_first(name, column, wrong)}; a label is 0 or 1; {PREPARE_AGAIN}")
     return column
 
 
 def _dense(table: pa.Table, name: str, file: str) -> Column:
-    found = table.schema.field(name).type
-    if found != pa.float32():
-        raise _wrong_type(file, name, "float32", found)
-    column = Column(_array(table, name, file).to_numpy())
-    wrong = ~np.isfinite(column.values)
-    if wrong.any():
-        raise ValueError(f"{file}: {_first(name, column, wrong)}, which is not finite; {PREPARE_AGAIN}")
-    return column
+    array = _array(table, name, file)
+    if not _is_number(array.type):
+        raise _wrong_type(file, name, "float32 or another number", array.type)
+    return Column(_finite(array.to_numpy(), name, file))
 
 
 def _ids(table: pa.Table, feature: Feature, file: str) -> Column:
-    found = table.schema.field(feature.name).type
-    array = _array(table, feature.name, file)
-    expected = pa.int32() if feature.rows else pa.int64()
-    if found == expected:
-        column = Column(array.to_numpy())
-    elif pa.types.is_list(found) and found.value_type == expected:
-        if array.values.null_count:
-            raise _nulls(file, feature.name)
-        column = Column(array.values.to_numpy(), array.offsets.to_numpy())
-    else:
-        raise _wrong_type(file, feature.name, f"{expected} or list<{expected}>", found)
+    column = _values_or_lists(table, feature.name, file, _is_id, "int32 or int64")
     ids = column.values
     if feature.rows and len(ids) and (ids.min() < 0 or ids.max() >= feature.rows):
         worst = ids.min() if ids.min() < 0 else ids.max()
@@ -75,12 +69,64 @@ def _ids(table: pa.Table, feature: Feature, file: str) -> Column:
     return column
 
 
+def _weights(table: pa.Table, feature: Feature, ids: Column, file: str) -> Column:
+    name = feature.weights
+    column = _values_or_lists(table, name, file, _is_number, "float32")
+    wrong = ids.lengths() != column.lengths()
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{file}: column {name} has {column.lengths()[row]} weights at row {row} of a row group, but "
+            f"{feature.name} has {ids.lengths()[row]} ids there; each id needs one; {PREPARE_AGAIN}"
+        )
+    return Column(_finite(column.values, name, file), column.offsets)
+
+
+def _values_or_lists(
+    table: pa.Table, name: str, file: str, is_right: Callable[[pa.DataType], bool], expected: str
+) -> Column:
+    """A column of single values or of lists."""
+    array = _array(table, name, file)
+    found = array.type
+    if pa.types.is_fixed_size_list(found):
+        array = array.cast(pa.list_(found.value_type))
+    is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
+    values = array.values if is_list else array
+    if not is_right(values.type):
+        raise _wrong_type(file, name, f"{expected}, or lists of it", found)
+    if values.null_count:
+        raise _nulls(file, name)
+    return Column(values.to_numpy(), array.offsets.to_numpy() if is_list else None)
+
+
+def _finite(values: NDArray[Any], name: str, file: str) -> NDArray[np.float32]:
+    """The values as float32, all finite."""
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32, copy=False)
+    if not np.isfinite(narrow).all():
+        wrong = ~np.isfinite(narrow)
+        raise ValueError(
+            f"{file}: {_first(name, Column(values), wrong)}, which is not finite in float32; {PREPARE_AGAIN}"
+        )
+    return narrow
+
+
+def _is_number(found: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(found) or pa.types.is_floating(found))
+
+
+def _is_id(found: pa.DataType) -> bool:
+    """Whether a type holds ids: any integers that fit into int64."""
+    return bool(pa.types.is_integer(found) and found != pa.uint64())
+
+
 def _array(table: pa.Table, name: str, file: str) -> pa.Array:
-    """A column without nulls, in one piece."""
+    """A column without nulls, in one piece; of a dictionary-encoded one the values."""
     chunked = table.column(name)
     if chunked.null_count:
         raise _nulls(file, name)
-    return chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
+    array = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def _first(name: str, column: Column, wrong: NDArray[np.bool_]) -> str:
@@ -91,12 +137,12 @@ def _first(name: str, column: Column, wrong: NDArray[np.bool_]) -> str:
 def _nulls(file: str, column: str) -> ValueError:
     return ValueError(
         f"{file}: column {column} has missing values, but every sample needs all its fields; "
-        "`python -m data.prepare` fills what is missing in raw data"
+        "`python -m data.prepare` and `python -m data.convert` fill what is missing in raw data"
     )
 
 
 def _wrong_type(file: str, column: str, expected: str, found: pa.DataType) -> ValueError:
-    return ValueError(f"{file}: column {column} should be {expected} but is {found}; {PREPARE_AGAIN}")
+    return ValueError(f"{file}: column {column} should be {expected}, but is {found}; {PREPARE_AGAIN}")
 
 
-PREPARE_AGAIN = "prepare the data again with this version"
+PREPARE_AGAIN = "prepare, convert or index the data again with this version"

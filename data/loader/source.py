@@ -1,6 +1,6 @@
 """Sources of decoded row groups: a protocol with one method, and Parquet files on any filesystem.
 
-A `RowGroupSource` gives one row group of one part as an Arrow table with the columns of `column_names`.
+A `RowGroupSource` gives one row group of one part as an Arrow table with the columns of the manifest.
 `ParquetSource` decodes Parquet files, and `data.cache` wraps any source.
 """
 
@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Final, Protocol, runtime_checkable
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from data.criteo import LABEL
 from data.dataset import DatasetManifest, Part, open_folder
 from data.loader.decode import PREPARE_AGAIN
 
@@ -57,11 +57,6 @@ class ReadsAhead(Protocol):
         ...
 
 
-def column_names(manifest: DatasetManifest) -> tuple[str, ...]:
-    """Parquet columns that training needs: label, dense, categories."""
-    return (LABEL, *manifest.dense, *(feature.name for feature in manifest.features))
-
-
 class ParquetSource:
     """Decodes row groups from the Parquet files of a data set, with one thread.
 
@@ -69,13 +64,19 @@ class ParquetSource:
         uri: the data set's folder, a local path or any pyarrow filesystem URI.
         manifest: the data set's manifest.
         filesystem: reads `uri` as a path on this filesystem instead.
+        columns: columns to read instead of those of the manifest.
     """
 
     def __init__(
-        self, uri: str, manifest: DatasetManifest, *, filesystem: fs.FileSystem | None = None
+        self,
+        uri: str,
+        manifest: DatasetManifest,
+        *,
+        filesystem: fs.FileSystem | None = None,
+        columns: Sequence[str] | None = None,
     ) -> None:
         self._filesystem, self._folder = (filesystem, uri) if filesystem else open_folder(uri)
-        self.columns = column_names(manifest)
+        self.columns = manifest.columns if columns is None else tuple(columns)
         self._files: OrderedDict[str, pq.ParquetFile] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -137,6 +138,53 @@ class ParquetSource:
         if len(self._files) > OPEN_FILES:
             self._files.popitem(last=False)
         return file
+
+
+def columns_of_files(uri: str, manifest: DatasetManifest) -> list[str]:
+    """Columns of the first file of a data set.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    filesystem, folder = open_folder(uri)
+    with filesystem.open_input_file(f"{folder}/{manifest.parts[0].path}") as file:
+        return list(pq.read_schema(file).names)
+
+
+def check_labels(uri: str, manifest: DatasetManifest) -> None:
+    """Refuse data without labels; a file that cannot be read is left to its readers, who name it.
+
+    Raises:
+        ValueError: the files lack the label column.
+    """
+    try:
+        has_labels = not manifest.parts or manifest.label in columns_of_files(uri, manifest)
+    except (OSError, pa.ArrowException):
+        return
+    if not has_labels:
+        raise ValueError(
+            f"{uri} has no labels: its files lack the column {manifest.label!r}. Such data is for "
+            "`python -m dlrm.predict`, not for training or evaluation"
+        )
+
+
+class WithoutLabels:
+    """Row groups of data without labels, as a `RowGroupSource`: all labels are 0."""
+
+    def __init__(self, uri: str, manifest: DatasetManifest) -> None:
+        self.columns = manifest.columns
+        self._label = manifest.label
+        self._source = ParquetSource(uri, manifest, columns=[c for c in self.columns if c != self._label])
+
+    def read(self, part: Part, row_group: int) -> pa.Table:
+        """Read one row group; see `RowGroupSource.read`."""
+        table = self._source.read(part, row_group)
+        labels = pa.array(np.zeros(table.num_rows, np.int8))
+        return table.add_column(self.columns.index(self._label), self._label, labels)
+
+    def close(self) -> None:
+        """Close the open files."""
+        self._source.close()
 
 
 @contextmanager

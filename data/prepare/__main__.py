@@ -9,24 +9,21 @@ The same command continues a job that was killed at any moment. Exit codes: 0 su
 """
 
 import argparse
-import errno
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
 from data.criteo import CATEGORY_NAMES, TERABYTE_CAP
-from data.jobs.folder import FULL_DISK
-from data.prepare.config import DEFAULT_MIN_COUNT, ID_RULES, PrepareConfig, parse_bytes
+from data.jobs.command import add_job_flags, parse_bytes, print_verified, run_command
+from data.jobs.location import Location
+from data.jobs.rejects import REJECTS_NAME
+from data.prepare.config import DEFAULT_MIN_COUNT, ID_RULES, PrepareConfig
 from data.prepare.job import prepare
 from data.prepare.parse.inputs import DEFAULT_DAYS
 from data.prepare.parse.lines import TRAILING_BYTES
-from data.prepare.rejects import REJECTS_NAME
 from data.prepare.tables import PUBLISHED, ROOMY_ROWS, shared_values
-from data.prepare.verify import verify
 
-_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 _REPORTED_SHARE = 0.01
 _GAPS_SHOWN = 10
 
@@ -40,12 +37,11 @@ def parser() -> argparse.ArgumentParser:
     add(
         "raw",
         nargs="*",
-        type=Path,
+        type=Location.of,
         metavar="RAW",
         help="raw files: plain, gzip or zstd, whatever their names",
     )
-    add("--out", type=Path, metavar="DIR", help="folder of the data set")
-    add("--verify", type=Path, metavar="DIR", help="check every digest and row count of a finished data set")
+    add("--out", type=Location.of, metavar="DIR", help="folder of the data set")
     add("--ids", default=PrepareConfig.ids, help=f"{', '.join(ID_RULES)} (default %(default)s)")
     add(
         "--table-rows",
@@ -56,15 +52,7 @@ def parser() -> argparse.ArgumentParser:
     add("--min-count", type=int, help=f"vocabulary: rarer values share an id (default {DEFAULT_MIN_COUNT})")
     days = f"equal parts to cut a single unnamed file into (default {DEFAULT_DAYS})"
     add("--days", type=int, dest="num_days", metavar="DAYS", help=days)
-    processes = "worker processes (default: one a core, as memory allows)"
-    add("--processes", type=int, dest="num_processes", metavar="PROCESSES", help=processes)
-    add("--memory", default="2G", help="memory of all processes together (default %(default)s)")
-    add(
-        "--max-bad-ratio",
-        type=float,
-        default=PrepareConfig.max_bad_ratio,
-        help="share of bad lines beyond which the job fails (default %(default)s)",
-    )
+    add_job_flags(made, "lines", PrepareConfig.max_bad_ratio)
     return made
 
 
@@ -75,17 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     flags = parser().parse_args(arguments)
-    try:
-        return _verify(flags) if flags.verify else _prepare(flags)
-    except ValueError as error:
-        print(f"data.prepare: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"data.prepare: {_explain(error)}", file=sys.stderr)
-        return 2 if error.errno in (*FULL_DISK, *_NO_RIGHT) else 1
-    except KeyboardInterrupt:
-        print("data.prepare: stopped. Start the same command again to continue.", file=sys.stderr)
-        return 130
+    return run_command("data.prepare", lambda: _verify(flags) if flags.verify else _prepare(flags))
 
 
 def _prepare(flags: argparse.Namespace) -> int:
@@ -142,27 +120,10 @@ def _describe_sharing(config: PrepareConfig) -> str:
 
 
 def _verify(flags: argparse.Namespace) -> int:
-    out: Path = flags.verify
-    if vars(flags) != vars(parser().parse_args(["--verify", str(out)])):
+    out: Location = flags.verify
+    if vars(flags) != vars(parser().parse_args(["--verify", out.root])):
         raise ValueError("--verify only reads a finished data set; leave out raw files and other flags")
-    try:
-        problems = verify(out)
-    except ValueError as error:
-        problems = [str(error)]
-    for problem in problems:
-        print(problem)
-    print(
-        f"{out}: " + ("all digests and row counts are right" if not problems else f"{len(problems)} problems")
-    )
-    return 1 if problems else 0
-
-
-def _explain(error: OSError) -> str:
-    if error.errno in FULL_DISK:
-        return str(error)
-    if error.errno in _NO_RIGHT:
-        return f"permission denied ({error}). Change the permissions, or name other files or another --out"
-    return f"{error}. Start the same command again to continue."
+    return print_verified(out)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """The configuration of a `data.prepare` job, with its checks."""
 
-import os
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from data.criteo import TERABYTE_CAP, capped
+from data.jobs.location import Location
+from data.jobs.memory import MemoryNeeds
 from data.prepare.tables import PUBLISHED, parse_rows, published_as, roomy_rows
 
 ONE_PASS: Final = ("modulo", "hash")
@@ -23,27 +22,19 @@ _READ_BY: Final = {
 """Id rules by setting, for settings that some id rules do not read."""
 
 # Measured with lines of every length, down to the shortest (which make the most rows of a byte).
-PARENT_FIXED_BYTES: Final = 112 << 20
-"""Memory of the parent process, code included."""
-WORKER_FIXED_BYTES: Final = 352 << 20
-"""Memory of a worker for its code and the samples of a piece, without a block."""
 BYTES_PER_BLOCK_BYTE: Final = 17
 """Memory of a worker per byte of a block: text, columns, ids, copies."""
 RAW_BYTES_PER_BLOCK_BYTE: Final = 25
 """The same with raw ids: 104 bytes more a sample, in up to three copies, from lines of 40 bytes at least."""
-_COMFORTABLE_BLOCK_BYTES: Final = 2 << 20
-_MIN_BLOCK_BYTES: Final = 256 << 10
-_MAX_BLOCK_BYTES: Final = 8 << 20
-_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig:
     """One job of `data.prepare`."""
 
-    raw: tuple[Path, ...]
+    raw: tuple[Location, ...]
     """The raw files."""
-    out: Path
+    out: Location
     """Folder of the data set."""
     ids: str = "modulo"
     """Rule that maps categories to ids, one of `ID_RULES`."""
@@ -59,15 +50,20 @@ class PrepareConfig:
     """Days to cut a single file into that is not named `day_N`; None for the default."""
     num_processes: int | None = None
     """Worker processes; None for one a core, as far as the memory allows."""
+    cluster: str | None = None
+    """Address of a Dask scheduler whose workers do the work; None for processes of this machine."""
     memory_bytes: int = 2 << 30
-    """Ceiling on the memory of all processes together (proportional set size, code included). Not in it is
-    the page cache, which the kernel takes back when it must: raw files, output, mapped vocabularies."""
+    """Ceiling on the memory of all processes together (proportional set size, code included), or of each
+    worker of a cluster. Not in it is the page cache, which the kernel takes back when it must: raw files,
+    output, mapped vocabularies."""
     max_bad_ratio: float = 1e-4
     """Bad lines among all lines beyond which the job fails."""
 
     def __post_init__(self) -> None:
         if not self.raw:
             raise ValueError("give at least one raw file")
+        if self.cluster is not None and self.num_processes is not None:
+            raise ValueError("--processes is for this machine; with --cluster, the workers do the work")
         if self.ids not in ID_RULES:
             raise ValueError(f"--ids is one of {', '.join(ID_RULES)}, not {self.ids!r}")
         if not 0 <= self.max_bad_ratio <= 1:
@@ -129,27 +125,22 @@ class PrepareConfig:
         """Worker processes."""
         if self.num_processes is not None:
             return self.num_processes
-        worker_bytes = WORKER_FIXED_BYTES + _COMFORTABLE_BLOCK_BYTES * self._bytes_per_block_byte
-        return max(1, min(os.cpu_count() or 1, (self.memory_bytes - PARENT_FIXED_BYTES) // worker_bytes))
+        return self._needs.processes(self.memory_bytes)
 
     @property
     def block_bytes(self) -> int:
         """Raw text that a worker parses at once, so that all processes stay within `memory_bytes`."""
-        share = (self.memory_bytes - PARENT_FIXED_BYTES) // self.processes - WORKER_FIXED_BYTES
-        block_bytes = share // self._bytes_per_block_byte
-        if block_bytes < _MIN_BLOCK_BYTES:
-            needed = PARENT_FIXED_BYTES + self.processes * (
-                WORKER_FIXED_BYTES + _MIN_BLOCK_BYTES * self._bytes_per_block_byte
-            )
-            raise ValueError(
-                f"{self.processes} processes need at least --memory {-(-needed >> 20)}M, "
-                f"not {self.memory_bytes >> 20}M; give more memory or fewer --processes"
-            )
-        return min(block_bytes, _MAX_BLOCK_BYTES)
+        return self._needs.block_bytes(self.memory_bytes, self.processes)
 
     @property
-    def _bytes_per_block_byte(self) -> int:
-        return RAW_BYTES_PER_BLOCK_BYTE if self.ids == "raw" else BYTES_PER_BLOCK_BYTE
+    def _needs(self) -> MemoryNeeds:
+        return MemoryNeeds(
+            parent_bytes=112 << 20,
+            worker_bytes=352 << 20,  # and the samples of a piece
+            bytes_per_block_byte=RAW_BYTES_PER_BLOCK_BYTE if self.ids == "raw" else BYTES_PER_BLOCK_BYTE,
+            comfortable_block_bytes=2 << 20,
+            most_block_bytes=8 << 20,
+        )
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -159,15 +150,3 @@ class PrepareConfig:
         if self.ids == "raw":
             return {"ids": self.ids}
         return {"ids": self.ids, "table_rows": list(self.static_table_rows)}
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes from text such as `2G`, `500M` or `1048576`; units are powers of 1024.
-
-    Raises:
-        ValueError: not a size.
-    """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    if not match:
-        raise ValueError(f"{text!r} is not a size; write for example 2G or 500M")
-    return int(float(match.group(1)) * _UNITS[match.group(2).upper()])

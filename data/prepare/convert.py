@@ -7,12 +7,12 @@ interruptions.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import polars as pl
 
 from data.jobs.files import durable_file
+from data.jobs.location import Location
 from data.prepare.parse.ids import IdRule, to_samples
 from data.prepare.parse.walk import SpanTask
 from data.prepare.pieces import Written
@@ -27,7 +27,7 @@ COMPRESSION: Final = "lz4"
 class ConvertSpan(SpanTask):
     """Task that converts the unfinished pieces of a span."""
 
-    out: Path
+    out: Location
     """Folder of the data set."""
     rule: IdRule
     """How categories become ids."""
@@ -50,6 +50,6 @@ class ConvertSpan(SpanTask):
         return Written(row_groups=row_groups, num_bytes=sink.num_bytes, sha256=sink.sha256)
 
 
-def part_path(out: Path, piece_name: str) -> Path:
-    """Path of the Parquet file of a piece."""
+def part_path(out: Location, piece_name: str) -> Location:
+    """Location of the Parquet file of a piece."""
     return out / f"{piece_name}.parquet"

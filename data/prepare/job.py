@@ -1,18 +1,18 @@
 """Runs a whole job: the remaining work in worker processes, then the manifest."""
 
-import hashlib
-import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Final
 
 from data.criteo import CATEGORY_NAMES, NUM_CATEGORIES
 from data.dataset import MANIFEST_NAME, DatasetManifest, Feature, Part, read_manifest
-from data.jobs.files import durable_file
-from data.jobs.folder import begun, locked, refuse_difference
-from data.jobs.pool import WorkerPool
+from data.jobs.cluster import WorkersFor, connected
+from data.jobs.files import described, durable_file
+from data.jobs.folder import begun, is_finished, locked
+from data.jobs.location import Location
+from data.jobs.tasks import Workers, local_workers
 from data.prepare.config import PrepareConfig
 from data.prepare.convert import COMPRESSION, ROW_GROUP_ROWS, ConvertSpan, part_path
 from data.prepare.parse.ids import IdRule, VocabularyIds, hash_ids, modulo_ids, raw_ids
@@ -35,30 +35,37 @@ def prepare(config: PrepareConfig) -> DatasetManifest:
         ValueError: the input or the folder is invalid, or too many lines are bad.
         OSError: the disk is full or fails.
         WorkerDiedError: a worker process was killed.
+        ClusterError: the scheduler or all workers of the cluster were lost.
     """
+    if config.cluster is None:
+        return _prepare(config, lambda num, *_: local_workers(num, "data.prepare.convert"))
+    with connected(config.cluster, config.memory_bytes) as cluster:
+        return _prepare(
+            replace(
+                config,
+                raw=tuple(raw.absolute() for raw in config.raw),
+                out=config.out.absolute(),
+                cluster=None,
+                num_processes=cluster.most_threads,
+            ),
+            cluster.workers,
+        )
+
+
+def _prepare(config: PrepareConfig, workers_for: WorkersFor) -> DatasetManifest:
     inputs = find_inputs(config.raw, config.num_days)
     identity = _identity(config, inputs)
+    sizes = [(raw.path, raw.num_bytes) for raw in inputs]
     with locked(config.out):
         state = config.out / STATE_FOLDER
-        if not _is_finished(config.out, identity):
+        if not is_finished(config.out, MAKER, identity):
             with (
-                begun(config.out, state, identity),
-                WorkerPool(config.processes, "data.prepare.convert") as pool,
+                begun(config.out, STATE_FOLDER, identity),
+                workers_for(config.processes, state, sizes) as workers,
             ):
-                _Job(config, inputs, state, pool).run(identity)
-        shutil.rmtree(state, ignore_errors=True)
-    return read_manifest(str(config.out))
-
-
-def _is_finished(out: Path, identity: Mapping[str, Any]) -> bool:
-    """Whether the folder already holds this data set."""
-    if not (out / MANIFEST_NAME).exists():
-        return False
-    provenance = read_manifest(str(out)).provenance
-    if provenance.get("maker") != MAKER:
-        raise ValueError(f"{out} holds a data set that data.prepare did not make; choose another --out")
-    refuse_difference(out, provenance["identity"], identity)
-    return True
+                _Job(config, inputs, state, workers).run(identity)
+        state.delete_folder()
+    return read_manifest(config.out.root)
 
 
 def _identity(config: PrepareConfig, inputs: Sequence[RawFile]) -> dict[str, Any]:
@@ -72,9 +79,9 @@ def _identity(config: PrepareConfig, inputs: Sequence[RawFile]) -> dict[str, Any
 
 class _Job:
     def __init__(
-        self, config: PrepareConfig, inputs: Sequence[RawFile], state: Path, pool: WorkerPool
+        self, config: PrepareConfig, inputs: Sequence[RawFile], state: Location, workers: Workers
     ) -> None:
-        self._config, self._inputs, self._state, self._pool = config, inputs, state, pool
+        self._config, self._inputs, self._state, self._workers = config, inputs, state, workers
 
     def run(self, identity: Mapping[str, Any]) -> None:
         """Do the remaining work, and write the manifest last."""
@@ -99,12 +106,12 @@ class _Job:
             sink.write(manifest.to_json().encode())
 
     def _pass(
-        self, title: str, folder: Path, task: Callable[..., SpanTask], files: Files
+        self, title: str, folder: Location, task: Callable[..., SpanTask], files: Files
     ) -> tuple[Sequence[PieceRecord], dict[str, Any]]:
         """Run a pass; returns its records and the manifest's entry about bad lines."""
         config = self._config
         make = partial(task, records=folder, block_bytes=config.block_bytes)
-        result = run_pass(title, self._inputs, folder, make, files, self._pool, config.max_bad_ratio)
+        result = run_pass(title, self._inputs, folder, make, files, self._workers, config.max_bad_ratio)
         rejects = collect_rejects(config.out, folder, result.records)
         check_rejects(config.out, result, config.max_bad_ratio)
         return result.records, rejects
@@ -120,9 +127,9 @@ class _Job:
             return raw_ids(), (0,) * NUM_CATEGORIES, []
         paths = self._make_vocabulary()
         rows = tuple(vocabulary_size(path) for path in paths)
-        return VocabularyIds(paths), rows, [_describe(config.out, path) for path in paths]
+        return VocabularyIds(paths), rows, [described(path) for path in paths]
 
-    def _make_vocabulary(self) -> list[Path]:
+    def _make_vocabulary(self) -> list[Location]:
         config, folder = self._config, self._state / "counts"
 
         records, _ = self._pass(
@@ -142,7 +149,7 @@ class _Job:
             )
             for name in CATEGORY_NAMES
         ]
-        self._pool.run(tasks, lambda position, progress: True)
+        self._workers.run(tasks, lambda position, progress: True)
         return [task.path for task in tasks]
 
 
@@ -155,9 +162,3 @@ def _part(record: PieceRecord) -> Part:
         num_bytes=record.num_bytes,
         sha256=record.sha256,
     )
-
-
-def _describe(out: Path, path: Path) -> dict[str, Any]:
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return {"path": path.relative_to(out).as_posix(), "num_bytes": path.stat().st_size, "sha256": digest}

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from data.jobs.pool import Task, WorkerPool
-from data.prepare.display import ProgressDisplay
+from data.jobs.display import ProgressDisplay
+from data.jobs.location import Location
+from data.jobs.tasks import Task, Workers
 from data.prepare.parse.inputs import RawFile, Span, plan
 from data.prepare.parse.walk import REJECTS_SUFFIX
 from data.prepare.pieces import PieceRecord, Progress, piece_name, read_records, record_path
@@ -14,7 +14,7 @@ from data.prepare.pieces import PieceRecord, Progress, piece_name, read_records,
 SHORTEST_LINE_BYTES: Final = 41
 """A label, 39 tabs and a line end: bounds the lines that bytes not yet read can hold."""
 
-Files = Callable[[PieceRecord], list[Path]]
+Files = Callable[[PieceRecord], list[Location]]
 """The files of a finished piece."""
 
 
@@ -31,10 +31,10 @@ class PassResult:
 def run_pass(
     title: str,
     inputs: Sequence[RawFile],
-    folder: Path,
+    folder: Location,
     make: Callable[..., Task],
     files: Files,
-    pool: WorkerPool,
+    workers: Workers,
     max_bad_ratio: float,
 ) -> PassResult:
     """Run the remaining tasks of a pass.
@@ -45,17 +45,16 @@ def run_pass(
         folder: of the pass's records.
         make: makes a task from `span` and its `finished` pieces.
         files: names the files of a finished piece.
-        pool: runs the tasks.
+        workers: run the tasks.
         max_bad_ratio: share of bad lines beyond which the job is going to fail.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     before = _finished_before(folder, inputs, files)
     spans = [span for raw in inputs for span in plan(raw)]
     finished = {span: _finished_of(span, before) for span in spans}
     left = [span for span in spans if not _is_done(span, finished[span])]
     watch = _Watch(title, spans, left, tuple(before.values()), max_bad_ratio)
     try:
-        pool.run([make(span=span, finished=finished[span]) for span in left], watch)
+        workers.run([make(span=span, finished=finished[span]) for span in left], watch)
     finally:
         watch.close()
     after = read_records(folder)
@@ -80,7 +79,7 @@ class _Watch:
         self._max_bad_ratio = max_bad_ratio
         self._total = sum(_span_bytes(span) for span in spans)
         self._base = self._total - sum(_span_bytes(span) for span in self._left)
-        self._done = [0] * len(self._left)
+        self._reached = [Progress(stored_position=span.start, num_lines=0, num_bad=0) for span in left]
         self._num_lines = sum(record.num_lines for record in finished)
         self._num_bad = sum(sum(record.num_rejects.values()) for record in finished)
         self._display = ProgressDisplay(title, self._total, self._base)
@@ -88,12 +87,11 @@ class _Watch:
     def __call__(self, position: int, progress: Progress | None) -> bool:
         num_lines = 0
         if progress is not None:
-            span = self._left[position]
-            self._done[position] = min(progress.stored_position - span.start, _span_bytes(span))
-            num_lines = progress.num_lines
+            before, self._reached[position] = self._reached[position], progress
+            num_lines = progress.num_lines - before.num_lines
             self._num_lines += num_lines
-            self._num_bad += progress.num_bad
-        done = self._base + sum(self._done)
+            self._num_bad += progress.num_bad - before.num_bad
+        done = self._base + sum(map(_done_bytes, self._left, self._reached))
         self._display.update(done, num_lines)
         if any(span.raw.compressed for span in self._left):
             return True  # the number of lines left in a compressed file is unknown
@@ -105,21 +103,24 @@ class _Watch:
         self._display.close()
 
 
-def _finished_before(folder: Path, inputs: Sequence[RawFile], files: Files) -> dict[str, PieceRecord]:
+def _finished_before(folder: Location, inputs: Sequence[RawFile], files: Files) -> dict[str, PieceRecord]:
     """Finished pieces of an earlier start; records without their files are removed.
 
     Reading of a compressed file continues after its last piece, so that pieces after a lost one are lost too.
     """
     records = read_records(folder)
+    stored = Location(folder.root).sizes() if records else {}
     compressed = {raw.path.name for raw in inputs if raw.compressed}
     broken_off: set[str] = set()
     for record in sorted(records.values(), key=lambda record: record.start):
-        rejects_left = record_path(folder, record.name, REJECTS_SUFFIX).exists() or not record.num_rejects
-        whole = _stored_bytes(files(record)) == record.num_bytes and rejects_left
+        rejects = record_path(folder, record.name, REJECTS_SUFFIX)
+        sizes = [stored.get(file.inner) for file in files(record)]
+        whole = None not in sizes and sum(filter(None, sizes)) == record.num_bytes
+        whole &= rejects.inner in stored or not record.num_rejects
         if whole and record.raw_name not in broken_off:
             continue
         broken_off |= {record.raw_name} & compressed
-        record_path(folder, record.name).unlink()
+        record_path(folder, record.name).delete()
         del records[record.name]
     return records
 
@@ -135,12 +136,8 @@ def _is_done(span: Span, finished: Sequence[PieceRecord]) -> bool:
     return bool(finished) if span.end is not None else any(record.last for record in finished)
 
 
-def _stored_bytes(paths: Sequence[Path]) -> int | None:
-    """Size of the files together, or None if one of them is not there."""
-    try:
-        return sum(path.stat().st_size for path in paths)
-    except FileNotFoundError:
-        return None
+def _done_bytes(span: Span, reached: Progress) -> int:
+    return min(reached.stored_position - span.start, _span_bytes(span))
 
 
 def _span_bytes(span: Span) -> int:

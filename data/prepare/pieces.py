@@ -6,23 +6,26 @@ removed meanwhile. Files without a record do not count, whenever their writer wa
 
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from data.jobs.files import durable_file
+from data.jobs.location import Location
+
+RECORDS_AT_ONCE: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Progress message of a worker after a block."""
+    """Progress of a task after a block; one that runs again, since its worker died, starts anew."""
 
     stored_position: int
     """Bytes of the raw file, as stored, that have been read."""
     num_lines: int
-    """Lines of the block, good and bad."""
+    """Lines that the task has read, good and bad."""
     num_bad: int
-    """Bad lines of the block."""
+    """Bad lines of these."""
 
 
 Report = Callable[[Progress], object]
@@ -68,15 +71,15 @@ class PieceRecord(Written):
         """Good lines."""
         return sum(self.row_groups)
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Location) -> None:
         """Commit the piece."""
         with durable_file(record_path(folder, self.name)) as stream:
             stream.write(json.dumps(asdict(self), indent=1, sort_keys=True).encode())
 
     @classmethod
-    def read(cls, path: Path) -> "PieceRecord":
+    def read(cls, stored: Location) -> "PieceRecord":
         """Read a record."""
-        raw: dict[str, Any] = json.loads(path.read_text())
+        raw: dict[str, Any] = json.loads(stored.read())
         return cls(**{**raw, "row_groups": tuple(raw["row_groups"])})
 
 
@@ -85,12 +88,14 @@ def piece_name(day: int, index: int) -> str:
     return f"day={day}/part-{index:05d}"
 
 
-def record_path(folder: Path, name: str, suffix: str = ".json") -> Path:
-    """Path of a piece's record in the folder of its pass."""
+def record_path(folder: Location, name: str, suffix: str = ".json") -> Location:
+    """Location of a piece's record in the folder of its pass."""
     return folder / (name.replace("/", "-") + suffix)
 
 
-def read_records(folder: Path) -> dict[str, PieceRecord]:
+def read_records(folder: Location) -> dict[str, PieceRecord]:
     """The records of a pass, by name."""
-    records = [PieceRecord.read(path) for path in sorted(folder.glob("*.json"))]
+    with ThreadPoolExecutor(RECORDS_AT_ONCE) as threads:  # a record is a request to a store
+        names = [name for name in folder.names() if name.endswith(".json")]
+        records = list(threads.map(lambda name: PieceRecord.read(folder / name), names))
     return {record.name: record for record in records}

@@ -3,19 +3,18 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from data.jobs.files import durable_file
+from data.jobs.location import Location
+from data.jobs.rejects import REJECTS_NAME, by_reason, rejects_entry, too_many
 from data.prepare.parse.lines import TRAILING_BYTES, TRUNCATED
 from data.prepare.parse.walk import REJECTS_SUFFIX
 from data.prepare.passes import PassResult
 from data.prepare.pieces import PieceRecord, record_path
 
-REJECTS_NAME: Final = "rejects.jsonl"
 
-
-def collect_rejects(out: Path, folder: Path, records: Sequence[PieceRecord]) -> dict[str, Any]:
+def collect_rejects(out: Location, folder: Location, records: Sequence[PieceRecord]) -> dict[str, Any]:
     """Join the pieces' bad lines into one file, with line numbers of the whole raw files.
 
     Args:
@@ -29,22 +28,17 @@ def collect_rejects(out: Path, folder: Path, records: Sequence[PieceRecord]) -> 
     lines_before: Counter[str] = Counter()
     with durable_file(out / REJECTS_NAME) as sink:
         for record in records:
-            path = record_path(folder, record.name, REJECTS_SUFFIX)
-            for line in path.open(encoding="utf-8") if record.num_rejects else ():
+            stored = record_path(folder, record.name, REJECTS_SUFFIX)
+            for line in stored.open() if record.num_rejects else ():
                 reject = json.loads(line)
                 reject["line"] += lines_before[record.raw_name]
                 sink.write((json.dumps(reject, ensure_ascii=False) + "\n").encode())
             lines_before[record.raw_name] += record.num_lines
-    return {
-        "path": REJECTS_NAME,
-        "num_bytes": sink.num_bytes,
-        "sha256": sink.sha256,
-        "num_lines": sum(record.num_lines for record in records),
-        "num_rejects": dict(_by_reason(records)),
-    }
+    num_lines = sum(record.num_lines for record in records)
+    return rejects_entry(sink, num_lines, by_reason(records))
 
 
-def check_rejects(out: Path, result: PassResult, max_bad_ratio: float) -> None:
+def check_rejects(out: Location, result: PassResult, max_bad_ratio: float) -> None:
     """Raise an error for too many bad lines, or for a truncated file.
 
     A truncated file has lost an unknown number of lines, so that no limit below 1 allows it. Bytes after a
@@ -53,8 +47,7 @@ def check_rejects(out: Path, result: PassResult, max_bad_ratio: float) -> None:
     Raises:
         ValueError: too many lines are bad; the message has their number, reasons and file.
     """
-    reasons = _by_reason(result.records)
-    where = f"{out / REJECTS_NAME} lists them with file and line number"
+    reasons = by_reason(result.records)
     if reasons[TRUNCATED] and max_bad_ratio < 1:
         raise ValueError(
             f"{_cut_off(result.records)}. The number of lost lines is unknown. Get the file again and "
@@ -63,16 +56,10 @@ def check_rejects(out: Path, result: PassResult, max_bad_ratio: float) -> None:
     num_lines = sum(record.num_lines for record in result.records)
     num_bad = reasons.total() - reasons[TRAILING_BYTES]
     if not result.complete or num_bad > max_bad_ratio * num_lines:
-        by_reason = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
         so_far = "" if result.complete else " read so far, and the rest cannot make up for it"
-        raise ValueError(
-            f"{num_bad:,} of {num_lines:,} lines{so_far} are bad ({by_reason}): more than --max-bad-ratio "
-            f"{max_bad_ratio:g} allows. {where}. Repair the input and start in a new --out, or allow more"
-        )
-
-
-def _by_reason(records: Sequence[PieceRecord]) -> Counter[str]:
-    return sum((Counter(record.num_rejects) for record in records), Counter[str]())
+        bad = f"{num_bad:,} of {num_lines:,} lines{so_far} are bad"
+        listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+        raise too_many(out, bad, listed, max_bad_ratio, "the input")
 
 
 def _cut_off(records: Sequence[PieceRecord]) -> str:

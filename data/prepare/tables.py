@@ -9,11 +9,12 @@ little and are the default; in the large tables only a vocabulary avoids collisi
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from data.criteo import KAGGLE_CARDINALITIES, NUM_CATEGORIES, TERABYTE_CARDINALITIES
+from data.jobs.location import Location
 from data.prepare.parse.inputs import day_of
+from data.schema.definition import MOST_ROWS
 
 PUBLISHED: Final[dict[str, tuple[int, ...]]] = {
     "terabyte": TERABYTE_CARDINALITIES,
@@ -25,10 +26,8 @@ ROOMY_ROWS: Final = 100_000
 """Default minimum of a table's rows. All tables together get 3 % (Terabyte) or 5 % (Kaggle) larger, and 1 %
 of a thousand values collide."""
 
-_MAX_ROWS: Final = 2**31 - 1
 
-
-def published_as(raw: Sequence[Path]) -> str:
+def published_as(raw: Sequence[Location]) -> str:
     """Data set of raw files by their names: a key of `PUBLISHED`.
 
     Raises:
@@ -67,8 +66,8 @@ def parse_rows(text: str) -> tuple[int, ...]:
                 f"separated by commas, not {text!r}"
             )
         rows = tuple(int(part) for part in parts) * (NUM_CATEGORIES // len(parts))
-    if not all(1 <= count <= _MAX_ROWS for count in rows):
-        raise ValueError(f"a table has between 1 and {_MAX_ROWS} rows; change --table-rows")
+    if not all(1 <= count <= MOST_ROWS for count in rows):
+        raise ValueError(f"a table has between 1 and {MOST_ROWS} rows; change --table-rows")
     return rows
 
 

@@ -11,7 +11,7 @@ value of a piece.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 import numpy as np
@@ -20,9 +20,10 @@ import polars as pl
 
 from data.criteo import CATEGORY_NAMES
 from data.jobs.files import durable_file
-from data.prepare.parse.ids import FIRST_VOCABULARY_ID
+from data.jobs.location import Location
 from data.prepare.parse.walk import SpanTask
 from data.prepare.pieces import Report, Written, record_path
+from data.schema.ids import FIRST_VOCABULARY_ID
 
 FAN_IN: Final = 32
 """Runs merged at once."""
@@ -58,11 +59,11 @@ class RankCategory:
 
     name: str
     """The category."""
-    runs: tuple[Path, ...]
+    runs: tuple[Location, ...]
     """Its runs, one a piece."""
-    scratch: Path
+    scratch: Location
     """Folder for merged runs, which is removed at the end of the job."""
-    path: Path
+    path: Location
     """The vocabulary: an npy file, uint32 `[2, n]`: values ascending, and the id of each."""
     min_count: int
     """Values that occur less often are rare."""
@@ -71,7 +72,7 @@ class RankCategory:
 
     def run(self, report: Report) -> None:
         """Merge and rank, unless the vocabulary exists."""
-        if self.path.exists():
+        if self.path.size() is not None:
             return
         runs, merged = list(self.runs), 0
         while len(runs) > 1:
@@ -84,7 +85,7 @@ class RankCategory:
             merged += 1
         self._rank(runs[0])
 
-    def _rank(self, run: Path) -> None:
+    def _rank(self, run: Location) -> None:
         per_count: Counter[int] = Counter()
         for entries in self._frequent(run):
             counts, num = np.unique(entries["count"], return_counts=True)
@@ -94,9 +95,8 @@ class RankCategory:
         next_id = FIRST_VOCABULARY_ID + np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(np.int64)
         size = min(int(sizes.sum()), self.cap - FIRST_VOCABULARY_ID)
         kept = self._kept(run, descending, next_id)
-        ids_path = run_path(self.scratch, "ids", self.name)
         # The file has two rows: ids wait in a second file, which is appended after all values.
-        with durable_file(self.path) as sink, ids_path.open("w+b") as ids_file:
+        with durable_file(self.path) as sink, TemporaryFile(dir=self.scratch.local) as ids_file:
             header = {"descr": "<u4", "fortran_order": False, "shape": (2, size)}
             np.lib.format.write_array_header_1_0(sink, header)
             for values, ids in kept:
@@ -107,7 +107,7 @@ class RankCategory:
                 sink.write(chunk)
 
     def _kept(
-        self, run: Path, descending: npt.NDArray[np.uint64], next_id: npt.NDArray[np.int64]
+        self, run: Location, descending: npt.NDArray[np.uint64], next_id: npt.NDArray[np.int64]
     ) -> Iterator[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]]:
         """Values and ids by value; `next_id` of a count moves on with every value of that count."""
         ascending = descending[::-1]
@@ -122,19 +122,22 @@ class RankCategory:
             keep = ids < self.cap
             yield entries["value"][keep].astype("<u4"), ids[keep].astype("<u4")
 
-    def _frequent(self, run: Path) -> Iterator[_Entries]:
+    def _frequent(self, run: Location) -> Iterator[_Entries]:
         for entries in _windows(run):
             yield entries[entries["count"] >= self.min_count]
 
 
-def run_path(records: Path, piece_name: str, category: str) -> Path:
-    """Path of a piece's run of a category."""
+def run_path(records: Location, piece_name: str, category: str) -> Location:
+    """Location of a piece's run of a category."""
     return record_path(records, piece_name, f".{category}.run")
 
 
-def vocabulary_size(path: Path) -> int:
+def vocabulary_size(file: Location) -> int:
     """Rows that a table needs for a vocabulary file's ids."""
-    return int(np.load(path, mmap_mode="r").shape[1]) + FIRST_VOCABULARY_ID
+    with file.open() as stream:
+        np.lib.format.read_magic(stream)
+        shape, _, _ = np.lib.format.read_array_header_1_0(stream)
+    return int(shape[1]) + FIRST_VOCABULARY_ID
 
 
 def _entries(values: npt.NDArray[np.uint32], counts: npt.NDArray[np.int64]) -> _Entries:
@@ -143,13 +146,13 @@ def _entries(values: npt.NDArray[np.uint32], counts: npt.NDArray[np.int64]) -> _
     return entries
 
 
-def _windows(run: Path) -> Iterator[_Entries]:
-    with run.open("rb") as stream:
+def _windows(run: Location) -> Iterator[_Entries]:
+    with run.open() as stream:
         while chunk := stream.read(WINDOW_ENTRIES * _ENTRY.itemsize):
             yield np.frombuffer(chunk, _ENTRY)
 
 
-def _merge(runs: Sequence[Path]) -> Iterator[_Entries]:
+def _merge(runs: Sequence[Location]) -> Iterator[_Entries]:
     """Merge runs: values ascending, each once, counts added.
 
     All values up to the smallest of the windows' last ones are complete in memory: take them, and

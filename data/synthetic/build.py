@@ -21,7 +21,7 @@ from data.criteo import CATEGORY_NAMES
 from data.dataset import MANIFEST_NAME, DatasetManifest, Feature, Part
 from data.jobs.files import durable_file
 from data.jobs.folder import begun, locked, named_in_errors, refuse_difference
-from data.jobs.pool import WorkerPool
+from data.jobs.tasks import local_workers
 from data.synthetic.config import SyntheticConfig
 from data.synthetic.files import FilePlan, plan_files, write_blocks
 from data.synthetic.profile import TOP_COVERAGE
@@ -60,13 +60,13 @@ def generate(config: SyntheticConfig, out: str | Path, processes: int = 1) -> di
         return finished
     folder.check_room()
     plans = plan_files(config)
-    with locked(folder.path), begun(folder.path, folder.work, folder.identity):
+    with locked(folder.path), begun(folder.path, folder.work.name, folder.identity):
         tasks = [_MakeFile(folder, plan) for plan in plans if folder.written(plan) is None]
         total = sum(task.plan.num_rows for task in tasks)
         with tqdm(total=total, unit="row", unit_scale=True, disable=None, desc=str(out)) as bar:
             if processes > 1 and len(tasks) > 1:
-                with WorkerPool(min(processes, len(tasks)), __name__) as pool:
-                    pool.run(tasks, lambda _, num_rows: bar.update(num_rows or 0) or True)
+                with local_workers(min(processes, len(tasks)), __name__) as workers:
+                    workers.run(tasks, lambda _, num_rows: bar.update(num_rows or 0) or True)
             else:
                 for task in tasks:
                     task.run(bar.update)

@@ -45,3 +45,11 @@ def total_samples(config: Config, steps_in_epoch: int) -> int:
     """Samples that the whole run trains on, over all ranks."""
     steps = steps_in_epoch * config.train.epochs
     return min(steps, config.train.max_steps or steps) * config.data.global_batch_size
+
+
+def best_auc(test: DatasetManifest) -> float | None:
+    """AUC of the planted teacher on the test day, for synthetic data; else None."""
+    days = test.provenance.get("days", {})
+    if len(test.days) != 1 or str(test.days[0]) not in days:
+        return None
+    return float(days[str(test.days[0])]["best_auc"])

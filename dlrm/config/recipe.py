@@ -10,12 +10,12 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dlrm.config.schema import Config
+from dlrm.config.schema import BEST, Config
 
 RECIPES: Final = Path(__file__).parents[1] / "recipes"
 _BEYOND_FLOAT: Final = 2**1023
@@ -44,14 +44,31 @@ def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
 def _configure(raw: dict[str, Any], overrides: Sequence[str]) -> Config:
     for override in overrides:
         name, separator, value = override.partition("=")
-        section, dot, key = name.strip().partition(".")
-        if not separator or not dot or not section or not key:
+        section, _, key = name.strip().partition(".")
+        inner, _, rest = key.partition(".")
+        path = [section, inner, *rest.split(".")] if rest and _is_open(section, inner) else [section, key]
+        if not separator or not all(path):
             raise ValueError(f"--set wants section.key=value, not {override!r}")
-        values = raw.setdefault(section, {})
-        if isinstance(values, dict):  # _build reports a section that is none
-            values[key] = _parse_value(value.strip())
+        _assign(raw, path, _parse_value(value.strip()))
     config: Config = _build(Config, raw, where="")
     return config
+
+
+def _is_open(section: str, key: str) -> bool:
+    """Whether a key is a section of its own with any names, as `model.options` is."""
+    hints = typing.get_type_hints(typing.get_type_hints(Config).get(section, object))
+    return typing.get_origin(hints.get(key)) is Mapping
+
+
+def _assign(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set an entry of nested sections, making those that are missing."""
+    for depth, name in enumerate(path[:-1], start=1):
+        inner: Any = values.setdefault(name, {})
+        if not isinstance(inner, dict):
+            where = ".".join(path[:depth])
+            raise ValueError(f"{where} must be a section of key = value lines, not {inner!r}")
+        values = inner
+    values[path[-1]] = value
 
 
 def load_resumed(folder: Path, overrides: Sequence[str] = ()) -> tuple[str, Config]:
@@ -74,11 +91,16 @@ def load_resumed(folder: Path, overrides: Sequence[str] = ()) -> tuple[str, Conf
 def load_warm_started(folder: Path, overrides: Sequence[str] = ()) -> tuple[str, Config]:
     """Configure a new run like the one in `folder`, starting from its model and saving to a place of its own.
 
+    The model is that of the newest save; if `folder` is the folder `best` of a run, that of the best one.
+
     Raises:
         ValueError: as in `load_resumed`.
     """
-    _, other = load_resumed(folder)
-    source = json.dumps(other.checkpoint.directory(folder.absolute()))
+    from_best = folder.name == BEST and not (folder / "config.json").exists()
+    folder = folder.parent if from_best else folder
+    saves = load_resumed(folder)[1].checkpoint
+    directory = saves.best_directory if from_best else saves.directory
+    source = json.dumps(directory(folder.absolute()))
     return load_resumed(folder, ["checkpoint.uri=", f"train.warm_start={source}", *overrides])
 
 

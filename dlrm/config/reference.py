@@ -8,7 +8,8 @@ import difflib
 import inspect
 import json
 import textwrap
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -22,14 +23,15 @@ _TYPE_NAMES: Final[dict[Any, str]] = {
     str: "string",
     tuple[int, ...]: "list of integers",
     tuple[str, ...]: "list of strings",
+    Mapping[str, Any]: "section",
 }
 _HEAD: Final = """\
 # Configuration reference
 
-Written by `python -m dlrm.config.reference` from the dataclasses in `dlrm/config/schema.py` and
-`dlrm/comm/config.py`; edit their docstrings, not this file. A recipe is a TOML file with these sections. On
-the command line, `--set SECTION.KEY=VALUE` changes a value, and `--help SECTION` or `--help SECTION.KEY`
-prints its description.
+Written by `python -m dlrm.config.reference` from the dataclasses in `dlrm/config/schema.py`,
+`dlrm/comm/config.py` and `cpr/mirror/config.py`; edit their docstrings, not this file. A recipe is a TOML
+file with these sections. On the command line, `--set SECTION.KEY=VALUE` changes a value, and `--help SECTION`
+or `--help SECTION.KEY` prints its description.
 """
 
 
@@ -58,7 +60,7 @@ def keys_of(section: str) -> list[Key]:
         Key(
             name=f"{section}.{each.name}",
             kind=_TYPE_NAMES.get(each.type) or "one of " + ", ".join(get_args(each.type)),
-            default=json.dumps(each.default),
+            default=json.dumps({} if each.default is MISSING else each.default),
             meaning=docstrings[each.name],
         )
         for each in fields(cls)

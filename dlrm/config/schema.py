@@ -4,20 +4,23 @@
 here, before a process group exists. `dlrm/CONFIG.md` is generated from the docstrings.
 """
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from cpr.fields import check_fields
 from cpr.humanize import parse_duration
+from cpr.mirror.config import MirrorConfig
 from dlrm.comm.config import CommConfig
+from dlrm.config.goal import BUILT_IN, Goal
 from dlrm.config.table_optimizers import ROW_OPTIMIZERS
 
-ModelKind = Literal["dlrm", "dcnv2", "deepfm", "fm", "lr"]
 DenseOptimizer = Literal["sgd", "adagrad", "adam", "lars", "lamb"]
 RowPriority = Literal["none", "mfu", "ssu", "scar", "random", "mru", "touched", "round_robin", "never"]
 SplitStrategy = Literal["torchrec", "des", "auto"]
-MODELS: Final = get_args(ModelKind)
+MODELS: Final = ("dlrm", "dcnv2", "deepfm", "fm", "lr")
+"""Built-in models (`dlrm.models.build`)."""
 DENSE_OPTIMIZERS: Final = get_args(DenseOptimizer)
 LARGE_BATCH_OPTIMIZERS: Final = ("lars", "lamb")
 STRATEGIES: Final = get_args(SplitStrategy)
@@ -37,6 +40,9 @@ SHARDING_KINDS: Final = {
 
 LONGEST_WAIT_S: Final = 30 * 86_400.0
 """Upper limit of configurable waits, because clocks and timers overflow."""
+
+BEST: Final = "best"
+"""Folder of the best state, in the run folder or in `checkpoint.uri`."""
 
 COLUMN_STEP: Final = 4
 """FBGEMM requires the width of tables, and of pieces of tables, to be a multiple of this."""
@@ -59,6 +65,21 @@ def _check_least(config: Any, where: str, **least: float) -> None:
 
 def _check_rate(name: str, rate: float) -> None:
     _check(rate > 0, f"{name} must be positive, not {rate}")
+
+
+def _check_plain(value: Any, name: str) -> None:
+    """Refuse what JSON, in which runs keep their configuration, cannot hold."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_plain(inner, f"{name}.{key}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _check_plain(inner, f"{name}[{index}]")
+    else:
+        _check(
+            isinstance(value, bool | int | float | str),
+            f"{name} is {value!r}; give a number, true or false, a list, a section or a text (in quotes)",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +126,14 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The network around the tables."""
+    """The tables and the network around them."""
 
-    kind: ModelKind = "dlrm"
-    """`dlrm` (dot interaction), `dcnv2` (low-rank cross network), `deepfm`, `fm` (factorization machine) or
-    `lr` (logistic regression)."""
+    kind: str = "dlrm"
+    """`dlrm` (dot interaction), `dcnv2` (low-rank cross network), `deepfm`, `fm` (factorization machine),
+    `lr` (logistic regression), or a class of yours, `package.module:Class` (dlrm/models/README.md)."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What a class of yours is given, any TOML values: a section `[model.options]` of a recipe, or `--set
+    model.options.NAME=VALUE`."""
     embedding_dim: int = 16
     """Columns of every table; a multiple of 4 (an FBGEMM limit). Ignored by `lr`, whose tables have 4
     columns."""
@@ -127,6 +151,23 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_fields(self, "model.")
         _check(
+            self.kind in MODELS or self.is_own,
+            f"model.kind is {self.kind!r}; choose one of {', '.join(MODELS)}, or name a class of yours as "
+            "package.module:Class",
+        )
+        _check_plain(self.options, "model.options")
+        _check(
+            self.is_own or not self.options,
+            f"model.options are those of a class of yours, and model.kind is {self.kind}: leave out "
+            f"{', '.join(f'model.options.{name}' for name in self.options)}",
+        )
+        unread = [name for name, value in self.of_built_in.items() if value != getattr(ModelConfig, name)]
+        _check(
+            not (self.is_own and unread),
+            f"model.{', model.'.join(unread)}: only built-in models read this, and model.kind is "
+            f"{self.kind}; leave it out, and give what the class needs in [model.options]",
+        )
+        _check(
             self.embedding_dim > 0 and self.embedding_dim % COLUMN_STEP == 0,
             f"model.embedding_dim is {self.embedding_dim}; FBGEMM wants a positive multiple of 4",
         )
@@ -143,6 +184,18 @@ class ModelConfig:
             )
         if self.kind == "dcnv2":
             _check_least(self, "model.", cross_layers=1, cross_rank=1)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether `kind` has the form of a class of the user, `package.module:Class`."""
+        module, colon, name = self.kind.partition(":")
+        return bool(colon) and all(part.isidentifier() for part in (*module.split("."), name))
+
+    @property
+    def of_built_in(self) -> dict[str, Any]:
+        """Values of the keys that only built-in models read, by name."""
+        shared = {"kind", "options", "embedding_dim"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in shared}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,6 +450,13 @@ class CheckpointConfig:
         """Checkpoint location of a run with this folder."""
         return self.uri or str(folder / "checkpoint")
 
+    def best_directory(self, folder: Path) -> str:
+        """Location of the best state (`train.keep_best`) of a run with this folder."""
+        if not self.uri:
+            return str(folder / BEST)
+        path, mark, options = self.uri.partition("?")
+        return f"{path.rstrip('/')}/{BEST}{mark}{options}"
+
     @property
     def give_up_after_s(self) -> float | None:
         """`give_up_after` in seconds; None: never."""
@@ -461,20 +521,54 @@ class TrainConfig:
     seed: int = 0
     """Seed of initial weights and shuffling."""
     evaluate_every_steps: int = 0
-    """Steps between evaluations on the test days. 0: only at the end."""
+    """Steps between evaluations on the test days. The end of training is evaluated, too. 0: only that."""
+    evaluate_every_epochs: int = 0
+    """Epochs between evaluations on the test days; for runs of many epochs. 0: none."""
+    keep_best: str = ""
+    """Keep the state whose evaluation is the best so far, by `auc`, `log_loss`, `normalized_entropy`, or
+    `max:NAME` or `min:NAME` for a metric that an own model gives, as a checkpoint in the folder `best` of the
+    run, or of `checkpoint.uri` if that is set. Each better state is written while training waits, and the one
+    before it is kept, too. Empty: off."""
+    patience: int = 0
+    """Stop training after this many evaluations in a row without a better value of `keep_best`. 0: never."""
+    min_improvement: float = 0.0
+    """With `patience`: smaller improvements do not count."""
     log_every_steps: int = 100
     """Steps between lines of metrics."""
     run_folder: str = "runs"
     """Folder in which each run creates its own run folder."""
     warm_start: str = ""
     """Checkpoint of another run, a folder or a pyarrow URI, from which a new run takes model, optimizers and
-    schedule position, while its data starts at the beginning; `--warm-start RUN_FOLDER` sets it. Empty:
-    random initial values."""
+    schedule position, while its data starts at the beginning; `--warm-start RUN_FOLDER` sets it, also to
+    the best state of that run: `--warm-start RUN_FOLDER/best`. Empty: random initial values."""
 
     def __post_init__(self) -> None:
         check_fields(self, "train.")
-        _check_least(self, "train.", epochs=1, max_steps=0, evaluate_every_steps=0, log_every_steps=1)
+        _check_least(self, "train.", epochs=1, max_steps=0, log_every_steps=1, patience=0)
+        _check_least(self, "train.", evaluate_every_steps=0, evaluate_every_epochs=0, min_improvement=0)
         _check(0 <= self.seed < 2**63, "train.seed must be a whole number from 0 to 2**63 - 1")
+        self._check_goal()
+
+    def _check_goal(self) -> None:
+        goal = self.goal
+        _check(
+            goal is None or self.evaluate_every_steps > 0 or self.evaluate_every_epochs > 0,
+            "train.keep_best compares evaluations: set train.evaluate_every_epochs=1 for one after each "
+            "epoch, or train.evaluate_every_steps",
+        )
+        _check(goal is not None or not self.patience, "train.patience needs a metric: set train.keep_best")
+        _check(
+            self.patience > 0 or not self.min_improvement,
+            "train.min_improvement says what train.patience waits for; set that, too",
+        )
+
+    @property
+    def goal(self) -> Goal | None:
+        """The metric of `keep_best`; None: off."""
+        try:
+            return Goal.parse(self.keep_best) if self.keep_best else None
+        except ValueError as error:
+            raise ValueError(f"train.keep_best: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -490,6 +584,7 @@ class Config:
     comm: CommConfig = field(default_factory=CommConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    mirror: MirrorConfig = field(default_factory=MirrorConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
@@ -500,6 +595,12 @@ class Config:
             f"{' and '.join(LARGE_BATCH_OPTIMIZERS)} and dense.clip_norm take norms of; choose another one",
         )
 
+        goal = self.train.goal
+        _check(
+            goal is None or not goal.is_own or self.model.is_own,
+            f"train.keep_best is {self.train.keep_best}, a metric of an own model, and model.kind is "
+            f"{self.model.kind}; choose one of {', '.join(BUILT_IN)}",
+        )
         _check(
             not self.train.warm_start or self.train.warm_start != self.checkpoint.uri,
             f"train.warm_start and checkpoint.uri are both {self.checkpoint.uri}: a warm start only reads "

@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.state.changes import UNCHANGED, Changes
 from cpr.errors import SaveFailedError, SaveRefusedError
 from cpr.estimator.history import SaveCost
 from cpr.recovery.decide.lineage import refuse_unsaved
@@ -85,6 +86,7 @@ class Checkpoints(Session):
         config: when to save, and how.
         resume: load the newest save first.
         initialize: called if nothing is loaded; may set other initial values (warm start).
+        changes: how the model may differ from the save that it resumes from.
     """
 
     def __init__(
@@ -93,10 +95,11 @@ class Checkpoints(Session):
         config: CheckpointConfig,
         resume: bool,
         initialize: Callable[[Checkpointer], object],
+        changes: Changes = UNCHANGED,
     ) -> None:
         self._checkpointer = checkpointer
         self._config = config
-        self._resume, self._initialize = resume, initialize
+        self._resume, self._initialize, self._changes = resume, initialize, changes
         self._progress = RunProgress()
         self._saves = self._open_saves()
 
@@ -177,7 +180,7 @@ class Checkpoints(Session):
 
     def _load(self) -> bool:
         """Load the newest save; False if there is none."""
-        loaded = self._checkpointer.load()
+        loaded = self._checkpointer.load(changes=self._changes)
         if loaded is None:
             logger.warning("nothing was saved yet: training starts from the beginning")
             return False

@@ -15,6 +15,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from cpr.checkpoint.catalog.committer import Retention
 from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
 from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.ownership.records import Claimant
+from cpr.checkpoint.state.changes import Changes
 from cpr.checkpoint.state.model_state import Heir, Stateful
 from cpr.estimator.history import RunHistory, SaveCost
 from cpr.estimator.planning.interval import IntervalRule
@@ -36,8 +38,8 @@ LAUNCHES: Final = "launches"
 """File in a run folder with the run's launch and session ids, one a line; a restarted run finds its folder by
 them."""
 
-AFTER_FAILURE: Final = {"process", "partial", "full"}
-"""Kinds of recovery that follow a failure (`cpr.recovery.decide.assessment`); a start or resume is none."""
+AFTER_FAILURE: Final = {"process", "mirror", "partial", "full"}
+"""Kinds of recovery that follow a failure (`cpr.recovery.run.report`); a start or resume is none."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,11 @@ def open_recovery(config: Config, resume: Path | None) -> "RecoverySetup | None"
         raise ValueError(
             "checkpoint.priority and checkpoint.target_pls are for runs with partial recovery: give torchrun "
             "--max-restarts and leave recovery.enabled as it is, or set checkpoint.every_steps alone"
+        )
+    if config.mirror.to != "none":
+        raise ValueError(
+            "mirror.to is for runs with partial recovery: give torchrun --max-restarts, set "
+            "checkpoint.every_steps, and leave recovery.enabled as it is"
         )
     if faults := os.environ.get(FAULTS_VARIABLE):
         raise ValueError(
@@ -97,6 +104,7 @@ class RecoverySession(Session):
             recoveries=tuple(recovery.to_dict() for recovery in self.recoveries),
             pls=self._recovery.pls,
             saves=_saves(self._recovery.history),
+            mirror=self._recovery.mirror,
         )
 
     @property
@@ -177,6 +185,7 @@ class RecoverySetup:
             priority=_priority(config.checkpoint),
             moment=config.checkpoint.moment,
             total_samples=total_samples(config, steps_in_epoch(config.data, open_manifest(config.data))),
+            mirror=config.mirror,
             policy=RecoveryPolicy(
                 max_lost_share=config.recovery.max_lost_share,
                 max_pls=config.recovery.max_pls if config.recovery.max_pls < 1 else None,
@@ -206,9 +215,20 @@ class RecoverySetup:
         backend = "nccl" if device.type == "cuda" else "gloo"
         self._partial.init_process_group(backend, timedelta(seconds=self._config.recovery.timeout_s))
 
+    @property
+    def claimant(self) -> Claimant:
+        """These workers, as owners of directories besides that of the checkpoints; after `join`."""
+        group = self._partial.worker_group
+        return Claimant(session=group.session_id, generation=group.generation)
+
+    @property
+    def continues(self) -> bool:
+        """Whether the workers were restarted in a run that had begun before; known once they have joined."""
+        return self._partial.worker_group.continues
+
     def find_folder(self, root: Path) -> Path | None:
         """Find the folder of a run that began before its workers were restarted; on rank 0."""
-        if not self._partial.worker_group.continues:
+        if not self.continues:
             return None
         found = [
             path.parent
@@ -244,13 +264,14 @@ class RecoverySetup:
         own_states: Mapping[str, Stateful | Heir],
         before_save: Callable[[], object],
         initialize: Callable[[Checkpointer], object],
+        changes: Changes,
     ) -> RecoverySession:
         """Create the session for the training loop."""
         return RecoverySession(
             self._partial,
             self._config,
             restore=lambda: self._partial.restore(
-                model, optimizers.table_optimizers, states, own_states, before_save, initialize
+                model, optimizers.table_optimizers, states, own_states, before_save, initialize, changes
             ),
         )
 

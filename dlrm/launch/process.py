@@ -68,8 +68,9 @@ def exit_code_of(name: str, job: Callable[[StopSignal], None]) -> int:
         job: the work; SIGINT and SIGTERM stop it.
 
     Returns:
-        0; 2 for a mistake of the user; 1 for failed storage or saves, too little memory, or a loss that is
-        NaN or infinite; 128 + signal number if stopped. Other errors are bugs and are raised.
+        0; 2 for a mistake of the user, a full disk or a lack of permissions; 1 for other failures of storage
+        or saves, too little memory, or a loss that is NaN or infinite; 128 + signal number if stopped. Other
+        errors are bugs and are raised.
     """
     # before `with stop`, Ctrl-C ends the process without a KeyboardInterrupt's traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -80,7 +81,7 @@ def exit_code_of(name: str, job: Callable[[StopSignal], None]) -> int:
     except StopRequested as request:
         return _stopped(name, request)
     except (*MISTAKES, *FAILURES) as error:
-        return _failed(name, str(error), USER_MISTAKE if isinstance(error, MISTAKES) else FAILED)
+        return _failed(name, str(error), USER_MISTAKE if _is_for_the_user(error) else FAILED)
     except Exception as error:
         if _lacks_memory(error):
             cause = str(error).partition("\n")[0] or type(error).__name__
@@ -98,6 +99,14 @@ def _failed(name: str, message: str, code: int) -> int:
         time.sleep(WAIT_S if _has_process_group() else WAIT_WITHOUT_GROUP_S)
     print(f"{name}: {message}", file=sys.stderr, flush=True)
     return code
+
+
+def _is_for_the_user(error: Exception) -> bool:
+    if isinstance(error, MISTAKES) or not isinstance(error, OSError):
+        return isinstance(error, MISTAKES)
+    from data.jobs.folder import FOR_THE_USER  # noqa: PLC0415  # pyarrow takes a second
+
+    return error.errno in FOR_THE_USER
 
 
 def _lacks_memory(error: Exception) -> bool:

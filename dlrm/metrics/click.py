@@ -8,7 +8,8 @@ the other distribution, so that an error of at most `e` in one of them changes i
 The sketches hold about 26 MiB for 10**9 scores, and 40 MiB for 10**11.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from dlrm.metrics.means import SampleMean
 from dlrm.metrics.sketch import CAPACITY, Floats, QuantileSketch
 
 POINTS: Final = 2**17
@@ -34,6 +36,8 @@ class MetricValues:
 
     num_samples: int
     """Samples of all ranks."""
+    num_clicks: int | None = None
+    """Clicks among them."""
     auc: float | None = None
     """Area under the ROC curve."""
     auc_error_bound: float = 0.0
@@ -46,6 +50,13 @@ class MetricValues:
     """Predicted clicks over clicks; above 1 are too many."""
     note: str = ""
     """Why a metric is None; empty if none is."""
+    means: Mapping[str, SampleMean] = field(default_factory=dict)
+    """Metrics of the model's own, by name."""
+
+    @property
+    def is_of_clicks(self) -> bool:
+        """Whether the metrics of clicks are meant; not if a model has metrics of its own and no logits."""
+        return self.log_loss is not None or not self.means
 
 
 class ClickMetrics:
@@ -161,6 +172,7 @@ def _reduce(messages: list[NDArray[np.int32]], points: int) -> MetricValues:
     if clicks == 0 or others == 0:
         return MetricValues(
             num_samples=total,
+            num_clicks=int(clicks),
             log_loss=log_loss,
             calibration=float(probability_sum / clicks) if clicks else None,
             note=f"all {total} labels are {int(clicks > 0)}; it takes both to rank clicks above the others",
@@ -171,6 +183,7 @@ def _reduce(messages: list[NDArray[np.int32]], points: int) -> MetricValues:
     errors = errors + np.where(counts > points, 0.5 / points, 0.0)
     return MetricValues(
         num_samples=total,
+        num_clicks=int(clicks),
         auc=auc_of(*(_pooled(scores[:, row], counts[:, row]) for row in range(2))),
         auc_error_bound=float((errors * counts).sum(axis=0) @ (1 / counts.sum(axis=0))),
         log_loss=log_loss,

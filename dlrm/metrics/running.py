@@ -20,9 +20,9 @@ LIKELY_CAUSES: Final = """Likely causes, the most frequent first:
   - the learning rate of the tables or of the dense layers is too high (try a tenth) or nearly zero, or its
     warm-up is longer than the run so far;
   - labels do not belong to their rows: shuffled, constant, or read from another column;
-  - columns are in another order than the model's: 1 label, 13 integers, 26 categories;
-  - ids are lost: all zero, or hashed or capped into very few rows (see the table sizes in the plan);
-  - dense features are raw counts, not log-transformed, and drown everything else.
+  - columns have other roles than they should: see label, dense columns and features in dataset.json;
+  - ids are lost: all zero, all lists empty, or hashed or capped into very few rows (see the table sizes);
+  - dense features are raw counts or prices, not log-transformed or standardized, and drown everything else.
 The recipe `tiny` on data of `python -m data.synthetic` tells a fault of the data from one of the model."""
 
 WORSE_THAN_MEAN: Final = """Likely causes, the most frequent first:

@@ -7,17 +7,17 @@ numbers, few next to the layers' sums, but would make the names and shapes of it
 number of ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
-from dlrm.config.schema import ModelConfig
 from dlrm.models import mlp
+from dlrm.models.contract import ModelInputs
 from dlrm.models.mlp import Linear
 from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
 from dlrm.sharding.splitting.exchange import SplitExchange
@@ -27,12 +27,17 @@ from dlrm.sharding.splitting.operator_tables import OperatorTables, Placement
 
 
 class LowRankCross(nn.Module):
-    """Cross layers `x <- x0 * (W (V x) + b) + x`, with `V: width -> rank` and `W: rank -> width`."""
+    """Cross layers `x <- x0 * (W (V x) + b) + x`, with `V: width -> rank` and `W: rank -> width`.
+
+    The initial values are those of TorchRec's `LowRankCrossNet`: Xavier's normal distribution, and no bias.
+    """
 
     def __init__(self, width: int, rank: int, num_layers: int) -> None:
         super().__init__()
         self.down = nn.ModuleList(Linear(width, rank, relu=False, bias=False) for _ in range(num_layers))
         self.up = nn.ModuleList(Linear(rank, width, relu=False) for _ in range(num_layers))
+        for layer in self.up:
+            nn.init.zeros_(cast("Tensor", layer.bias))
 
     def forward(self, x0: Tensor) -> Tensor:
         """Map `[B, width]` to `[B, width]`."""
@@ -77,7 +82,7 @@ class CrossTables(nn.Module):
 
 
 class CrossHead(Head):
-    """The tables of DCN-v2, the cross layers over embeddings and dense vector, and the MLP on top.
+    """The tables of DCN-v2, the cross layers over embeddings and any dense vector, and the MLP on top.
 
     Split by tables, ranks sum the inner result of each cross layer and of the MLP's first layer: `num_layers
     * rank + width` numbers a sample (derived from DES). The other MLP layers are replicated.
@@ -93,18 +98,20 @@ class CrossHead(Head):
         num_layers: int,
         rank: int,
         dtype: torch.dtype,
+        *,
+        has_dense: bool = True,
     ) -> None:
         super().__init__(features, dim, dtype)
-        width = (len(features) + 1) * dim
+        width = (len(features) + has_dense) * dim
         self.cross = LowRankCross(width, rank, num_layers)
-        self.top = mlp.LogitMLP(width, top_mlp)
+        self.top = mlp.LogitMLP(width, top_mlp).apply(mlp.draw_as_torchrec)
         self._dim, self._rank, self._num_layers = dim, rank, num_layers
+        self._has_dense = has_dense
         self._dealt: list[int] = []
 
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
-        """Compute fp32 logits `[B]` from the features and the dense vector `[B, dim]`."""
-        (vector,) = dense
-        logits: Tensor = self.top(self.cross(torch.cat([vector, self.in_order(sparse).flatten(1)], dim=1)))
+        """Compute fp32 logits `[B]` from the features and the dense vector `[B, dim]`, if there is one."""
+        logits: Tensor = self.top(self.cross(torch.cat([*dense, self.in_order(sparse).flatten(1)], dim=1)))
         return logits
 
     def co_locate(self, placement: Placement) -> None:
@@ -112,20 +119,33 @@ class CrossHead(Head):
 
         Its bias is added once, outside.
         """
-        placement, self._dealt = with_dense_vector(placement, self._dim)
+        if self._has_dense:
+            placement, self._dealt = with_dense_vector(placement, self._dim)
         self.cross_tables = CrossTables(self.cross, placement)
         del self.cross
         self.first = OperatorTables("first_", self.top.first.weight.t(), placement)
         self.top.first.narrow(0)
 
+    @torch.no_grad()
+    def merge(self, rows_of: Callable[[str], Tensor]) -> None:
+        """Undo `co_locate`."""
+        biases = rows_of("cross_bias_")
+        for layer, (down, up) in enumerate(zip(self.cross.down, self.cross.up, strict=True)):
+            v, w = cast("Linear", down), cast("Linear", up)
+            v.weight.copy_(rows_of(f"cross_down_{layer}_")[:, : self._rank].t())
+            w.weight.copy_(rows_of(f"cross_up_{layer}_")[:, : self._rank])
+            w.bias.copy_(biases[:, layer])
+        first = self.top.first
+        first.weight.copy_(rows_of("first_")[:, : first.out_features].t())
+
     def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
         """Compute the logits as `forward` does, after `co_locate`."""
-        (vector,) = dense
-        dealt = exchange.deal_columns(vector, self._dealt, owned.batch_sizes)
+        dealt = [exchange.deal_columns(each, self._dealt, owned.batch_sizes) for each in dense]
         # also on ranks without columns, because the backward pass is a collective
-        crossed = self.cross_tables(torch.cat([dealt, owned.values], dim=1), exchange)
+        crossed = self.cross_tables(torch.cat([*dealt, owned.values], dim=1), exchange)
         partial = mlp.product(crossed.to(self.top.first_dtype(self.dtype)), self.first.weight().t())
-        logits: Tensor = self.top(vector[:, :0], exchange.sum_to_owners(partial, owned.batch_sizes))
+        none = crossed.new_empty(owned.batch_sizes[exchange.rank], 0)  # all inputs are in the product
+        logits: Tensor = self.top(none, exchange.sum_to_owners(partial, owned.batch_sizes))
         return logits
 
     def traffic(self) -> SplitTraffic:
@@ -137,12 +157,9 @@ class CrossHead(Head):
             width=first.out_features,
             value_bytes=self.top.first_dtype(self.dtype).itemsize,
         )
+        dealt = Crossing(way="deal_columns", width=self._dim, value_bytes=size)
         return SplitTraffic(
-            crossings=(
-                Crossing(way="deal_columns", width=self._dim, value_bytes=size),
-                *[hidden] * self._num_layers,
-                out,
-            ),
+            crossings=(*[dealt] * self._has_dense, *[hidden] * self._num_layers, out),
             replicated=sum(parameter.numel() for parameter in self.top.parameters()) - first.weight.numel(),
         )
 
@@ -168,18 +185,28 @@ def with_dense_vector(placement: Placement, dim: int) -> tuple[Placement, list[i
 
 
 class DCNv2(nn.Module):
-    """Deep and cross network, stacked: cross layers over the dense vector and all embeddings, then an MLP."""
+    """Deep and cross network, stacked: cross layers over the dense vector and all embeddings, then an MLP.
 
-    def __init__(
-        self, config: ModelConfig, features: Sequence[Feature], num_dense: int, dtype: torch.dtype
-    ) -> None:
+    Without dense columns there is no bottom MLP, and the embeddings alone are crossed. The initial values are
+    those of TorchRec's `DLRM_DCN`, which MLPerf's reference trains.
+    """
+
+    def __init__(self, options: Mapping[str, Any], inputs: ModelInputs) -> None:
         super().__init__()
-        self.bottom = mlp.MLP(num_dense, config.bottom_mlp)
-        dim, layers, rank = config.embedding_dim, config.cross_layers, config.cross_rank
-        self.sparse = CrossHead(features, dim, config.top_mlp, layers, rank, dtype)
-        self.dtype = dtype
+        has_dense = bool(inputs.dense)
+        self.bottom = (
+            mlp.MLP(len(inputs.dense), options["bottom_mlp"]).apply(mlp.draw_as_torchrec)
+            if has_dense
+            else None
+        )
+        top, layers, rank = options["top_mlp"], options["cross_layers"], options["cross_rank"]
+        self.sparse = CrossHead(
+            inputs.features, inputs.embedding_dim, top, layers, rank, inputs.dtype, has_dense=has_dense
+        )
+        self.dtype = inputs.dtype
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """Compute fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
-        logits: Tensor = self.sparse(sparse, self.bottom(dense.to(self.dtype)))
+        vector = [] if self.bottom is None else [self.bottom(dense.to(self.dtype))]
+        logits: Tensor = self.sparse(sparse, *vector)
         return logits

@@ -1,7 +1,7 @@
 """DeepFM (Guo et al., arXiv 1703.04247): linear part, factorization machine and deep part."""
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -9,7 +9,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
 from dlrm.models import mlp
-from dlrm.models.fm import LogisticRegression, pairs_of, sums_of
+from dlrm.models.contract import ModelInputs
+from dlrm.models.fm import FACTOR_STD, LogisticRegression, pairs_of, sums_of, uniform_bound
 from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
 from dlrm.sharding.splitting.exchange import SplitExchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
@@ -26,6 +27,7 @@ class DeepFMHead(Head):
     """
 
     split_by: ClassVar[SplitBy] = "tables"
+    initial_bound: ClassVar[float | None] = uniform_bound(FACTOR_STD)
 
     def __init__(
         self,
@@ -51,6 +53,12 @@ class DeepFMHead(Head):
         first = self.deep.first
         self.first = OperatorTables("first_", first.weight[:, self._num_dense :].t(), placement)
         first.narrow(self._num_dense)
+
+    @torch.no_grad()
+    def merge(self, rows_of: Callable[[str], Tensor]) -> None:
+        """Undo `co_locate`."""
+        first = self.deep.first
+        first.weight[:, self._num_dense :].copy_(rows_of("first_")[:, : first.out_features].t())
 
     def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
         """Compute the logits as `forward` does, after `co_locate`."""
@@ -79,16 +87,11 @@ class DeepFM(LogisticRegression):
     The dense features enter the linear and the deep part.
     """
 
-    def __init__(
-        self,
-        features: Sequence[Feature],
-        num_dense: int,
-        embedding_dim: int,
-        top_mlp: Sequence[int],
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(features, num_dense)
-        self.sparse = DeepFMHead(features, num_dense, embedding_dim, top_mlp, dtype)
+    def __init__(self, options: Mapping[str, Any], inputs: ModelInputs) -> None:
+        super().__init__(options, inputs)
+        self.sparse = DeepFMHead(
+            inputs.features, len(inputs.dense), inputs.embedding_dim, options["top_mlp"], inputs.dtype
+        )
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """Compute fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""

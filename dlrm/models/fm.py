@@ -1,20 +1,41 @@
 """Linear models and factorization machines without a network: `lr` and `fm`."""
 
-from collections.abc import Sequence
-from typing import ClassVar, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
+from dlrm.models.contract import ModelInputs
 from dlrm.models.mlp import Linear
 from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
 from dlrm.sharding.splitting.exchange import SplitExchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
 
 WIDE_DIM: Final = 4
-"""Columns of the tables of the linear part, FBGEMM's minimum; an id's weight is their sum."""
+"""Columns of the tables of the linear part, FBGEMM's minimum; an id's weight is the first of them."""
+WEIGHT_STD: Final = 1e-4
+"""Standard deviation of the initial weights of the linear part, as in DeepCTR (`init_std`)."""
+FACTOR_STD: Final = 0.01
+"""Standard deviation of the initial embeddings of a factorization machine, as in
+ChenglongChen/tensorflow-DeepFM: small, as the products of hundreds of pairs add up to one logit. At DeepCTR's
+1e-4 the gradients, which are sums of embeddings, nearly vanish: a warm-up of the rates stalls there, and
+without one Adagrad's first steps decide by chance where training ends."""
+
+
+def uniform_bound(std: float) -> float:
+    """Bound of the uniform distribution around 0 with this standard deviation."""
+    return 3**0.5 * std
+
+
+def weights_in(pooled: Tensor) -> Tensor:
+    """Sum of the weights of all fields, `[B, F * WIDE_DIM]` to `[B, 1]`.
+
+    The other columns have zero gradients. A sum over all would learn at `WIDE_DIM` times the learning rate.
+    """
+    return pooled[:, ::WIDE_DIM].sum(1, keepdim=True)
 
 
 class LinearHead(Head):
@@ -26,17 +47,18 @@ class LinearHead(Head):
     split_by: ClassVar[SplitBy] = "tables"
     also_by: ClassVar[tuple[SplitBy, ...]] = ("rows",)
     weight_dim: ClassVar[int | None] = 1
+    initial_bound: ClassVar[float | None] = uniform_bound(WEIGHT_STD)
 
     def __init__(self, features: Sequence[Feature], prefix: str = "") -> None:
         super().__init__(features, WIDE_DIM, torch.float32, prefix)
 
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
         """Compute fp32 `[B, 1]`."""
-        return self.pooled(sparse)[0].sum(1, keepdim=True)
+        return weights_in(self.pooled(sparse)[0])
 
     def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
         """Compute the sum as `forward` does."""
-        return exchange.sum_to_owners(owned.values.sum(1, keepdim=True), owned.batch_sizes)
+        return exchange.sum_to_owners(weights_in(owned.values), owned.batch_sizes)
 
     def traffic(self) -> SplitTraffic:
         """One fp32 number a sample; TorchRec's exchange sends `WIDE_DIM` numbers per table instead."""
@@ -50,6 +72,7 @@ class FMHead(Head):
     """
 
     split_by: ClassVar[SplitBy] = "tables"
+    initial_bound: ClassVar[float | None] = uniform_bound(FACTOR_STD)
 
     def __init__(self, features: Sequence[Feature], dim: int, dtype: torch.dtype) -> None:
         super().__init__(features, dim, dtype)
@@ -86,10 +109,12 @@ def pairs_of(sums: Tensor) -> Tensor:
 class LogisticRegression(nn.Module):
     """One weight per id and one per dense feature."""
 
-    def __init__(self, features: Sequence[Feature], num_dense: int) -> None:
+    def __init__(self, options: Mapping[str, Any], inputs: ModelInputs) -> None:
         super().__init__()
-        self.wide = LinearHead(features, prefix="wide_")
-        self.wide_dense = Linear(num_dense, 1, relu=False)
+        self.wide = LinearHead(inputs.features, prefix="linear_")
+        self.wide_dense = Linear(len(inputs.dense), 1, relu=False)
+        nn.init.normal_(self.wide_dense.weight, std=WEIGHT_STD)
+        nn.init.zeros_(self.wide_dense.bias)
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """Compute fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
@@ -100,14 +125,12 @@ class LogisticRegression(nn.Module):
 class FactorizationMachine(LogisticRegression):
     """Logistic regression plus a factorization machine (Rendle, 2010) over the sparse features.
 
-    `dtype` is that of exchanged embeddings; the arithmetic is fp32.
+    `inputs.dtype` is that of exchanged embeddings; the arithmetic is fp32.
     """
 
-    def __init__(
-        self, features: Sequence[Feature], num_dense: int, embedding_dim: int, dtype: torch.dtype
-    ) -> None:
-        super().__init__(features, num_dense)
-        self.sparse = FMHead(features, embedding_dim, dtype)
+    def __init__(self, options: Mapping[str, Any], inputs: ModelInputs) -> None:
+        super().__init__(options, inputs)
+        self.sparse = FMHead(inputs.features, inputs.embedding_dim, inputs.dtype)
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """Compute fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""

@@ -30,8 +30,10 @@ ONEDNN_DTYPES: Final = _onednn_dtypes()
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     """Compute `x @ weight.t() + bias` and an optional ReLU; on the CPU by torch.compile's oneDNN call."""
-    if x.device.type == "cpu" and x.dtype in ONEDNN_DTYPES and weight.numel():
+    is_here = x.device.type == "cpu" and not torch.compiler.is_exporting()  # programs run on other machines
+    if is_here and x.dtype in ONEDNN_DTYPES and weight.numel():
         linear = torch.ops.mkldnn._linear_pointwise.default
+        bias = None if bias is None else bias.contiguous()  # oneDNN reads a column as if it were dense
         out: Tensor = linear(x, weight, bias, "relu" if relu else "none", [], "")
         return out
     out = functional.linear(x, weight, bias)
@@ -117,6 +119,8 @@ class Linear(nn.Linear):
     def __init__(self, in_features: int, out_features: int, relu: bool, bias: bool = True) -> None:
         super().__init__(in_features, out_features, bias=bias)
         self.relu = relu
+        if not in_features:
+            self.narrow(0)  # optimizers and exchanges get no parameter without numbers
 
     def reset_parameters(self) -> None:
         """Draw the initial weights and biases."""
@@ -137,6 +141,12 @@ class Linear(nn.Linear):
             del self.weight
             self.register_buffer("weight", weight, persistent=False)
         self.in_features = in_features
+
+
+def draw_as_torchrec(module: nn.Module) -> None:
+    """Redraw the values of a `Linear` like TorchRec's, uniform in +-1 / sqrt(in); for `nn.Module.apply`."""
+    if isinstance(module, Linear):
+        nn.Linear.reset_parameters(module)
 
 
 class MLP(nn.Sequential):

@@ -1,7 +1,7 @@
 """All optimizers of a model under one learning rate schedule: fused ones of the tables and dense ones."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -112,6 +112,7 @@ class Optimizers:
             {name: value for name, value in group.items() if name != "params"} for group in self._groups
         ]
         self._factor = 1.0
+        self._is_set = True  # whether all optimizers have the learning rates of `_factor`
         self._steps_before = 0  # of other runs whose schedule this one continues
 
     @property
@@ -127,7 +128,7 @@ class Optimizers:
     def begin_step(self, step: int) -> None:
         """Zero gradients and set the learning rates of `step`, before the backward pass updates tables."""
         factor = schedule_factor(self._schedule, self._steps_before + step)
-        if factor != self._factor:
+        if factor != self._factor or not self._is_set:
             self._set_factor(factor)
         self.dense.zero_grad()
         self._replicated.zero_grad()
@@ -159,17 +160,22 @@ class Optimizers:
         Raises:
             ValueError: the state belongs to another optimizer.
         """
+        self.load_except(state, ())
+
+    def load_except(self, state: dict[str, Any], fresh: Sequence[Tensor]) -> None:
+        """`load_state_dict`, but for the state of dense parameters that are `fresh` tensors of the model."""
         name = state.get("optimizer", self._dense_name)  # absent in states of older runs
         if name != self._dense_name:
             raise ValueError(
                 f"the saved run has dense.optimizer={name}, whose state {self._dense_name} cannot use: "
                 f"resume with dense.optimizer={name}, or start a new run"
             )
-        self.dense.load_state_dict(state["dense"])
+        _load_except(self.dense, state["dense"], {each.data_ptr() for each in fresh})
         for group, options in zip(self._groups, self._options, strict=True):
             group.update(options)
         self._steps_before = state.get("steps_before", 0)  # absent in states of older runs
         self._set_factor(state["factor"])
+        self._is_set = False  # tables, which are loaded after this, bring the learning rate of their save
 
     def continue_schedule(self, steps: int) -> float:
         """Continue the schedule of another run, whose state was loaded, and return the first step's factor.
@@ -190,7 +196,7 @@ class Optimizers:
         return factor
 
     def _set_factor(self, factor: float) -> None:
-        self._factor = factor
+        self._factor, self._is_set = factor, True
         self._set(self.dense, "dense")
         if self._replicated.optimizer is not None:
             self._set(self._replicated.optimizer, "tables")
@@ -202,6 +208,14 @@ class Optimizers:
     def _set(self, optimizer: Optimizer, name: str) -> None:
         for group in optimizer.param_groups:
             group["lr"] = self._base[name] * self._factor
+
+
+def _load_except(optimizer: Optimizer, saved: Any, fresh: Collection[int]) -> None:
+    """Load a state, but for the parameters at `fresh` addresses."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kept = {each: dict(optimizer.state.get(each, {})) for each in parameters if each.data_ptr() in fresh}
+    optimizer.load_state_dict(saved)
+    optimizer.state.update(kept)
 
 
 def _dense_optimizer(parameters: Sequence[nn.Parameter], dense: DenseConfig, norms: Norms) -> Optimizer:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 _ANY_ID: Final = torch.iinfo(torch.int64)
@@ -23,8 +23,8 @@ _UNSIGNED: Final = {torch.int32: np.uint32, torch.int64: np.uint64}
 class IdBounds:
     """Refuses batches with ids that a table does not have; `tables` are those whose ids are rows."""
 
-    def __init__(self, tables: Iterable[EmbeddingBagConfig]) -> None:
-        self._tables: dict[str, EmbeddingBagConfig] = {}
+    def __init__(self, tables: Iterable[BaseEmbeddingConfig]) -> None:
+        self._tables: dict[str, BaseEmbeddingConfig] = {}
         """The smallest table of each feature."""
         for table in tables:
             for feature in table.feature_names:
@@ -88,13 +88,14 @@ class IdBounds:
             first, last = self._range(feature)
             wrong = ids[(ids < first) | (ids > last)]
             if wrong.numel():
-                table = self._tables[feature].name
+                table = self._tables[feature]
+                is_sum = getattr(table, "pooling", None) == PoolingType.SUM  # what dynamic tables support
+                more = f", or let ids be any numbers: tables.dynamic=['{feature}']" if is_sum else ""
                 raise ValueError(
-                    f"feature {feature} has the id {int(wrong[0])}, but its table {table} has the rows 0 to "
-                    f"{last} ({wrong.numel()} of {ids.numel()} ids of this rank's batch are wrong). What to "
-                    "do: train on the data that the tables were made for, prepare it again (python -m "
-                    "data.prepare) if its manifest is not right, or let ids be any numbers: "
-                    f"tables.dynamic=['{feature}']"
+                    f"feature {feature} has the id {int(wrong[0])}, but its table {table.name} has the rows "
+                    f"0 to {last} ({wrong.numel()} of {ids.numel()} ids of this rank's batch are wrong). "
+                    "What to do: train on the data that the tables were made for, prepare it again (python "
+                    f"-m data.prepare) if its manifest is not right{more}"
                 )
 
     def _check_arguments(self, model: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:

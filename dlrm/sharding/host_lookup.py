@@ -56,14 +56,15 @@ class _Lookup(torch.autograd.Function):
         rows: Tensor,
         starts: Tensor,
         places: Tensor | None,
+        factors: Tensor | None,
     ) -> Tensor:
-        ctx.lookup, ctx.rows, ctx.places = lookup, rows, places
-        return lookup.bags.pool(lookup.weights, rows, starts, one_hot=places is None)
+        ctx.lookup, ctx.rows, ctx.places, ctx.factors = lookup, rows, places, factors
+        return lookup.bags.pool(lookup.weights, rows, starts, factors, one_hot=places is None)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
-        ctx.lookup.update(ctx.rows, ctx.places, grad)
-        return None, None, None, None, None
+        ctx.lookup.update(ctx.rows, ctx.places, ctx.factors, grad)
+        return None, None, None, None, None, None
 
 
 class _Bags:
@@ -81,27 +82,39 @@ class _Bags:
         self._one_hot_offsets = torch.zeros(1, dtype=torch.int64)
         self._one_hot_starts = torch.zeros(0, dtype=self.index_dtype)
 
-    def rows(self, indices: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Rows to read, the start of each bag among them, and the position of each row's gradient.
+    def rows(
+        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Rows to read, the start of each bag among them, position of each row's gradient, and its factor.
 
         The positions are rows of the output's gradient seen as `[B * F, dim]`; None if row k belongs to k.
+        The factors are the weights in the order of the rows, fp32; None without weights.
         """
+        if per_sample_weights is not None and per_sample_weights.requires_grad:
+            raise ValueError("weights of ids get no gradient in the host lookup; detach them")
+        factors = None if per_sample_weights is None else per_sample_weights.to(torch.float32)
         num_bags = offsets.numel() - 1
         batch = num_bags // self.num_features
         indices = indices.to(self.index_dtype)
         if self._is_one_hot(indices, offsets):
             # read sample by sample, so that the output needs no transposition
             rows = (indices.view(self.num_features, batch) + self.first_rows.unsqueeze(1)).t().reshape(-1)
-            return rows, self._one_hot_starts, None
+            if factors is not None:
+                factors = factors.view(self.num_features, batch).t().reshape(-1)
+            return rows, self._one_hot_starts, None, factors
         ends = offsets[:: max(batch, 1)]
         rows = indices + self.first_rows.repeat_interleave(ends.diff()[: self.num_features])
         # bag (feature f, sample b) is row b * F + f of the output
         places = torch.arange(num_bags, dtype=self.index_dtype).view(batch, self.num_features).t().reshape(-1)
-        return rows, offsets[:-1].to(self.index_dtype), places.repeat_interleave(offsets.diff())
+        places = places.repeat_interleave(offsets.diff())
+        return rows, offsets[:-1].to(self.index_dtype), places, factors
 
-    def pool(self, weights: Tensor, rows: Tensor, starts: Tensor, one_hot: bool) -> Tensor:
-        """Sum the rows of each bag: `[B, F * dim]` in the output dtype."""
-        pooled = embedding_bag(rows, weights.view(-1, self.dim), starts, mode="sum")
+    def pool(
+        self, weights: Tensor, rows: Tensor, starts: Tensor, factors: Tensor | None, one_hot: bool
+    ) -> Tensor:
+        """Sum the rows of each bag, each times its factor: `[B, F * dim]` in the output dtype."""
+        table = weights.view(-1, self.dim)
+        pooled = embedding_bag(rows, table, starts, mode="sum", per_sample_weights=factors)
         if not one_hot:
             pooled = pooled.view(self.num_features, -1, self.dim).transpose(0, 1)
         return pooled.to(self.output_dtype).reshape(-1, self.num_features * self.dim)
@@ -113,11 +126,6 @@ class _Bags:
             self._one_hot_offsets = torch.arange(offsets.numel(), dtype=torch.int64)
             self._one_hot_starts = self._one_hot_offsets[:-1].to(self.index_dtype)
         return torch.equal(offsets.to(torch.int64), self._one_hot_offsets)
-
-
-def _refuse_weights(per_sample_weights: Tensor | None) -> None:
-    if per_sample_weights is not None:
-        raise ValueError("weighted bags are not supported by the host lookup; drop the weights of the KJT")
 
 
 class HostLookup:
@@ -154,22 +162,24 @@ class HostLookup:
 
         Ids `[N]` and offsets `[F * B + 1]`.
 
+        Each row is multiplied by its id's weight, if weights `[N]` are given; they get no gradient.
+
         `dlrm.sharding.bounds` has checked that each id is within its table.
 
         Raises:
-            ValueError: weights were given.
+            ValueError: the weights require a gradient.
         """
-        _refuse_weights(per_sample_weights)
-        rows, starts, places = self.bags.rows(indices, offsets)
+        rows, starts, places, factors = self.bags.rows(indices, offsets, per_sample_weights)
         apply = cast("Callable[..., Tensor]", _Lookup.apply)
-        return apply(self._anchor, self, rows, starts, places)
+        return apply(self._anchor, self, rows, starts, places, factors)
 
-    def update(self, rows: Tensor, places: Tensor | None, grad: Tensor) -> None:
+    def update(self, rows: Tensor, places: Tensor | None, factors: Tensor | None, grad: Tensor) -> None:
         """Sum the gradients of each row that was read, and let the optimizer update it.
 
         Args:
             rows: table row of each id, `[N]`.
             places: position of each id's gradient in `grad` seen as `[B * F, dim]`; None: the same.
+            factors: by which each row was multiplied, fp32 `[N]`; None: 1.
             grad: gradient of the pooled embeddings, `[B, F * dim]`.
         """
         if rows.numel() == 0:
@@ -181,7 +191,10 @@ class HostLookup:
         grad_rows, slots = _rows_without_copy(grad, self.bags.dim)
         if slots is not None:
             sources = slots[sources]
-        grads = embedding_bag(sources.to(rows.dtype), grad_rows, starts, mode="sum")
+        if factors is not None:  # which must have the dtype of what they multiply
+            grad_rows, factors = grad_rows.to(torch.float32), factors[permutation]
+        sources = sources.to(rows.dtype)
+        grads = embedding_bag(sources, grad_rows, starts, mode="sum", per_sample_weights=factors)
         self._update(self._tbe, unique.to(torch.int64), grads.to(torch.float32))
 
 
@@ -210,9 +223,8 @@ class ReplicatedLookup:
 
     def __call__(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look up and pool as `HostLookup` does."""
-        _refuse_weights(per_sample_weights)
-        rows, starts, places = self._bags.rows(indices, offsets)
-        return self._bags.pool(self._tbe.weights, rows, starts, one_hot=places is None)
+        rows, starts, places, factors = self._bags.rows(indices, offsets, per_sample_weights)
+        return self._bags.pool(self._tbe.weights, rows, starts, factors, one_hot=places is None)
 
 
 def use_host_lookups(tables: Iterable[nn.Module], output_dtype: torch.dtype) -> int:

@@ -25,7 +25,7 @@ def memory_for_tables(device: torch.device) -> int:
 
 def memory_bytes(device: torch.device) -> dict[str, int]:
     """Memory of this rank by TorchRec's names: its share of the host's, and its GPU's if it has one."""
-    memory = {"ddr_cap": _host_memory_bytes() // local_world_size()}
+    memory = {"ddr_cap": host_memory_bytes() // local_world_size()}
     if device.type == "cuda":
         memory["hbm_cap"] = torch.cuda.get_device_properties(device).total_memory
     return memory
@@ -36,7 +36,8 @@ def local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
 
 
-def _host_memory_bytes() -> int:
+def host_memory_bytes() -> int:
+    """Memory of this machine, or of this process's control group if that is less."""
     cgroup = Path("/sys/fs/cgroup/memory.max")
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if cgroup.exists() and (limit := cgroup.read_text().strip()).isdigit():

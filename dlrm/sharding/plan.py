@@ -4,6 +4,7 @@ Small tables are replicated (data_parallel), because exchanging their rows costs
 The others are sharded by the kinds that the configuration allows and the device supports.
 """
 
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
@@ -16,17 +17,23 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ShardingPlan, ShardingType
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from cpr.humanize import align_columns, size_text
 from dlrm.config.schema import ShardingConfig, TablesConfig
 from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 from dlrm.sharding.exchange_codecs import ExchangeCodecs
 from dlrm.sharding.memory import FP32_BYTES, local_world_size, memory_bytes
+from dlrm.sharding.sequences import SequenceSharder
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.rows import RowSplitSharder
 
+DIM_STEP: Final = 4
+"""FBGEMM reads rows in vectors of four columns: a replicated table of another dim gives zeros on CUDA
+(meta-pytorch/torchrec#3673)."""
+MAX_CUDA_DIM: Final = 2048
+"""Columns of the widest row that FBGEMM's CUDA kernels take (`max_embedding_dim` of its code generator)."""
 WHOLE: Final = ParameterConstraints(
     sharding_types=[ShardingType.TABLE_WISE.value], compute_kernels=[EmbeddingComputeKernel.FUSED.value]
 )
@@ -55,6 +62,11 @@ def make_sharder(
     return RowSplitSharder(fused_params, wire_dtype=wire_dtype, codecs=codecs)
 
 
+def sequence_sharder(bags: EmbeddingBagCollectionSharder) -> SequenceSharder:
+    """Make the sharder of tables without pooling, with the optimizer of pooled ones; rows travel in full."""
+    return SequenceSharder(bags.fused_params)
+
+
 def make_plan(
     model: nn.Module,
     sharder: EmbeddingBagCollectionSharder,
@@ -65,13 +77,15 @@ def make_plan(
 ) -> ShardingPlan:
     """Plan on rank 0 and send the plan to all ranks.
 
-    `batch_size` is that of one rank; the tables named in `whole` must be on one rank each, neither cut nor
-    replicated.
+    `sharder` is that of pooled tables. `batch_size` is that of one rank; the tables named in `whole` must be
+    on one rank each, neither cut nor replicated.
 
     Raises:
-        ValueError: the device lacks a kind, or the tables do not fit into memory.
+        ValueError: the device lacks a kind, the kernels cannot take a table, or the tables do not fit into
+            memory.
     """
     config.check_device(device.type)
+    check_tables(model, device)
     world_size, memory = dist.get_world_size(), memory_bytes(device)
     planner = EmbeddingShardingPlanner(
         topology=Topology(
@@ -84,7 +98,7 @@ def make_plan(
         constraints=_constraints(model, config, world_size) | dict.fromkeys(whole, WHOLE),
     )
     try:
-        return planner.collective_plan(model, [sharder], dist.group.WORLD)
+        return planner.collective_plan(model, [sharder, sequence_sharder(sharder)], dist.group.WORLD)
     except PlannerError as error:
         reason, *_ = str(error).splitlines()  # a page of the planner's internals follows
         held = size_text(memory.get("hbm_cap", memory["ddr_cap"]))
@@ -114,11 +128,55 @@ def _constraints(
     return constraints
 
 
-def tables_of(model: nn.Module) -> Iterator[EmbeddingBagConfig]:
+def tables_of(model: nn.Module) -> Iterator[BaseEmbeddingConfig]:
     """All tables of an unsharded model."""
     for collection in model.modules():
         if isinstance(collection, EmbeddingBagCollection):
             yield from collection.embedding_bag_configs()
+        elif isinstance(collection, EmbeddingCollection):
+            yield from collection.embedding_configs()
+
+
+def check_tables(model: nn.Module, device: torch.device) -> None:
+    """Refuse tables that FBGEMM's kernels or this trainer would get wrong, some of them without a word.
+
+    Raises:
+        ValueError: names the table and says what to change.
+    """
+    seen: dict[str, BaseEmbeddingConfig] = {}
+    for table in tables_of(model):
+        if seen.setdefault(table.name, table) is not table:
+            raise ValueError(
+                f"two tables are called {table.name}: give each a name of its own, by which it is planned, "
+                "initialized and saved"
+            )
+        _check_dim(table.name, table.embedding_dim, device)
+        if table.data_type != DataType.FP32:
+            raise ValueError(
+                f"table {table.name} has data type {table.data_type.value}; the trainer's tables are FP32 "
+                "(train.precision=bf16 is about what is computed from them)"
+            )
+    for collection in model.modules():
+        if isinstance(collection, EmbeddingBagCollection) and collection.is_weighted():
+            for table in collection.embedding_bag_configs():
+                # FBGEMM's CPU backward leaves the mean out, and TorchRec's row-wise tables have another mean
+                if table.pooling == PoolingType.MEAN:
+                    raise ValueError(
+                        f"table {table.name} has pooling mean and weights (is_weighted), for which gradients "
+                        "are wrong: use pooling sum, and divide the weights by what you like"
+                    )
+
+
+def _check_dim(name: str, dim: int, device: torch.device) -> None:
+    on_gpu = device.type == "cuda"
+    most = MAX_CUDA_DIM if on_gpu else sys.maxsize
+    if dim % DIM_STEP or not 0 < dim <= most:
+        nearest = (dim + DIM_STEP // 2) // DIM_STEP * DIM_STEP
+        limit = f" of at most {MAX_CUDA_DIM}" if on_gpu else ""
+        raise ValueError(
+            f"table {name} has dim {dim}, and FBGEMM's kernels take multiples of {DIM_STEP}{limit}; the "
+            f"nearest is {min(max(nearest, DIM_STEP), most)}"
+        )
 
 
 def _table_bytes(model: nn.Module) -> int:

@@ -40,9 +40,8 @@ class TrainingProgress:
         self._bar.update(samples - self._samples)
         self._samples = samples
 
-    def show(self, loss: float, auc: float | None, samples_per_s: float) -> None:
-        """Called when there is a new line of metrics."""
-        quality = f"loss {loss:.4f}, AUC {'--' if auc is None else f'{auc:.4f}'}"
+    def show(self, quality: str, samples_per_s: float) -> None:
+        """Called when there is a new line of metrics, such as `loss 0.4512, AUC 0.7631`."""
         self._bar.set_postfix_str(quality, refresh=False)  # the bar measures samples/s itself
         now = time.monotonic()
         if self._is_terminal or now - self._logged_at < LINE_EVERY_S:

@@ -5,9 +5,10 @@ device, computes the running AUC, writes a line of metrics and moves the progres
 """
 
 import logging
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, TextIO
@@ -16,18 +17,21 @@ import torch
 
 from cpr.estimator.history import SaveCost
 from cpr.recovery.run.report import Recovery
+from data.dataset import DatasetManifest
 from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
 from dlrm.launch.files import write_json
 from dlrm.metrics import WORSE_THAN_MEAN, ChanceWatch, MetricValues, RunningAuc
-from dlrm.telemetry.folder import circumstances
+from dlrm.telemetry.folder import DATA_NAME, circumstances
 from dlrm.telemetry.progress import TrainingProgress
 from dlrm.telemetry.report import (
     REPORT_NAME,
+    BestReport,
     CurvePoint,
     FailureHistory,
     Report,
     exchange_report,
+    mean_text,
     write_report,
 )
 from dlrm.telemetry.sinks import HYPERPARAMETERS, Figures, Sink, event_writer, open_sinks
@@ -54,7 +58,7 @@ class Recorder:
         step: int,
         samples: int,
         loss: torch.Tensor,
-        logits: torch.Tensor,
+        logits: torch.Tensor | None,
         labels: torch.Tensor,
         learning_rates: Mapping[str, float],
     ) -> None:
@@ -64,7 +68,7 @@ class Recorder:
             step: steps done so far.
             samples: samples done so far, over all ranks.
             loss: mean loss of this rank's batch, a scalar; not waited for.
-            logits: of this rank's batch, `[B]`.
+            logits: of this rank's batch, `[B]`; None if the model has none.
             labels: of this rank's batch, 0 or 1, `[B]`.
             learning_rates: the current ones by name.
         """
@@ -85,16 +89,23 @@ class Recorder:
 
     def evaluation(self, *, step: int, samples: int, values: MetricValues) -> None:
         """Record the result of an evaluation, right after it."""
-        self._curve.append(CurvePoint(samples=samples, auc=values.auc, log_loss=values.log_loss))
+        means = {name: mean.value for name, mean in values.means.items()}
+        self._curve.append(CurvePoint(samples=samples, auc=values.auc, log_loss=values.log_loss, means=means))
 
     def finish(
-        self, failures: FailureHistory | None = None, losses: Sequence[LostResiduals] = ()
+        self,
+        failures: FailureHistory | None = None,
+        losses: Sequence[LostResiduals] = (),
+        best: BestReport | None = None,
     ) -> Report | None:
         """Write and return the report of a run that reached its end; None on ranks other than 0."""
         return None
 
     def close(self) -> None:
         """Release files and the progress bar, however the run ended."""
+
+    def discard_unbegun(self) -> None:
+        """Remove the folder of a run that was refused before `begin`; after `close`."""
 
     def state_dict(self) -> dict[str, Any]:
         """The counts that later metrics depend on."""
@@ -126,6 +137,7 @@ class Telemetry(Recorder):
         folder: existing run folder.
         recipe: name of the recipe, for the report.
         config: the resolved configuration, JSON-able.
+        data: the manifest of the data.
         total_samples: samples of the whole run, over all ranks.
         device: of losses, logits and labels.
         log_every_steps: steps between two lines of metrics.
@@ -140,6 +152,7 @@ class Telemetry(Recorder):
         *,
         recipe: str,
         config: Mapping[str, Any],
+        data: DatasetManifest,
         total_samples: int,
         device: torch.device,
         log_every_steps: int,
@@ -149,7 +162,11 @@ class Telemetry(Recorder):
     ) -> None:
         super().__init__()
         self._folder = folder
-        self._circumstances = {"config.json": config, "versions.json": circumstances()}
+        self._circumstances = {
+            "config.json": config,
+            "versions.json": circumstances(),
+            DATA_NAME: asdict(replace(data, parts=())),
+        }
         self._recipe = recipe
         self._best_auc = best_auc
         self._log_every_steps = log_every_steps
@@ -162,6 +179,7 @@ class Telemetry(Recorder):
         """Whether the last evaluation was worse than predicting the mean, which is logged when it begins."""
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._loss_steps = 0
+        self._has_logits = True
         self._first_sample = self._logged_samples = 0
         self._values: MetricValues | None = None
         self._exchange: ExchangeFigures | None = None
@@ -170,7 +188,7 @@ class Telemetry(Recorder):
         self._evaluation_s = 0.0
 
     def begin(self) -> None:
-        """Write configuration and versions, and open the metrics files at the loaded step.
+        """Write configuration, versions and manifest, and open the metrics files at the loaded step.
 
         Lines that an earlier start wrote for later steps are removed.
 
@@ -188,12 +206,14 @@ class Telemetry(Recorder):
         step: int,
         samples: int,
         loss: torch.Tensor,
-        logits: torch.Tensor,
+        logits: torch.Tensor | None,
         labels: torch.Tensor,
         learning_rates: Mapping[str, float],
     ) -> None:
         """Record a training step, and log every `log_every_steps` steps."""
-        self._running_auc.update(logits, labels)
+        self._has_logits = logits is not None
+        if logits is not None:
+            self._running_auc.update(logits, labels)
         self._loss_sum += loss.detach()
         self._loss_steps += 1
         self._steps, self._samples = step, samples
@@ -240,10 +260,7 @@ class Telemetry(Recorder):
                 "samples": samples,
                 "seconds": now - self._started,
                 "evaluated_samples": values.num_samples,
-                "auc": values.auc,
-                "log_loss": values.log_loss,
-                "normalized_entropy": values.normalized_entropy,
-                "calibration": values.calibration,
+                **_quality_figures(values),
             },
         )
         logger.info("evaluation after %s samples: %s", f"{samples:,}", _short(values))
@@ -257,7 +274,12 @@ class Telemetry(Recorder):
                 WORSE_THAN_MEAN,
             )
 
-    def finish(self, failures: FailureHistory | None = None, losses: Sequence[LostResiduals] = ()) -> Report:
+    def finish(
+        self,
+        failures: FailureHistory | None = None,
+        losses: Sequence[LostResiduals] = (),
+        best: BestReport | None = None,
+    ) -> Report:
         """Write `report.json`, `report.txt` and the learning curve, and return the report.
 
         A full disk costs a warning. A finished run that trained nothing more keeps its old report.
@@ -274,6 +296,7 @@ class Telemetry(Recorder):
             samples_per_s=(self._samples - self._first_sample) / trained_s if trained_s > 0 else 0.0,
             failures=failures,
             exchange=exchange_report(self._exchanges, losses),
+            best=best,
         )
         if self._samples == self._first_sample and (self._folder / REPORT_NAME).exists():
             logger.info("the run had ended before: %s stays as it is", self._folder / REPORT_NAME)
@@ -289,6 +312,11 @@ class Telemetry(Recorder):
         self._progress.close()
         for sink in self._sinks:
             sink.close()
+
+    def discard_unbegun(self) -> None:
+        """Remove the folder of a run that was refused before its first `begin`; after `close`."""
+        if not any((self._folder / name).exists() for name in self._circumstances):
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, and the running means that the next line of metrics continues."""
@@ -339,14 +367,15 @@ class Telemetry(Recorder):
                 "samples": self._samples,
                 "seconds": now - self._started,
                 "loss": loss,
-                "auc": auc,
+                **({"auc": auc} if self._has_logits else {}),
                 "samples_per_s": samples_per_s,
                 "learning_rates": dict(learning_rates),
                 **_exchange_figures(self._exchange),
             },
         )
-        self._progress.show(loss, auc, samples_per_s)
-        if warning := self._watch.observe(self._samples, auc):
+        ranking = f", AUC {'--' if auc is None else f'{auc:.4f}'}" if self._has_logits else ""
+        self._progress.show(f"loss {loss:.4f}{ranking}", samples_per_s)
+        if self._has_logits and (warning := self._watch.observe(self._samples, auc)):
             logger.warning(warning)
 
     def _write(self, kind: str, step: int, figures: Figures) -> None:
@@ -388,7 +417,16 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def _quality_figures(values: MetricValues) -> Figures:
+    names = ("auc", "log_loss", "normalized_entropy", "calibration") if values.is_of_clicks else ()
+    means = {name: mean.value for name, mean in values.means.items()}
+    return {**{name: getattr(values, name) for name in names}, **({"metrics": means} if means else {})}
+
+
 def _short(values: MetricValues) -> str:
-    if values.auc is None or values.log_loss is None:
-        return f"AUC not defined: {values.note}"
-    return f"AUC {values.auc:.4f}, log loss {values.log_loss:.4f}"
+    texts = []
+    if values.is_of_clicks and (values.auc is None or values.log_loss is None):
+        texts = [f"AUC not defined: {values.note}"]
+    elif values.is_of_clicks:
+        texts = [f"AUC {values.auc:.4f}", f"log loss {values.log_loss:.4f}"]
+    return ", ".join([*texts, *(f"{name} {mean_text(mean)}" for name, mean in values.means.items())])

@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cpr.humanize import align_columns
+from cpr.mirror.config import MirrorFigures
 from cpr.recovery.run.report import PHASES
 from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
-from dlrm.metrics import MetricValues
+from dlrm.metrics import MetricValues, SampleMean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +30,8 @@ class CurvePoint:
     """Training samples done before the evaluation."""
     auc: float | None
     log_loss: float | None
+    means: Mapping[str, float | None] = field(default_factory=dict)
+    """Metrics of the model's own, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,8 @@ class FailureHistory:
     """Total portion of lost samples (PLS, CPR paper); None if unknown."""
     saves: SavesReport | None = None
     """None if nothing was saved."""
+    mirror: MirrorFigures | None = None
+    """Of rank 0's rows, by the newest workers; None without mirrors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +77,21 @@ class ExchangeReport:
     """Mean share of the gradient's values that were sent."""
     losses: tuple[LostResiduals, ...]
     """Unsent gradients that were lost with their workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestReport:
+    """The state that was kept as the best (`train.keep_best`), and why training stopped early."""
+
+    metric: str
+    value: float | None
+    """None if no state could be kept."""
+    step: int | None
+    uri: str
+    missed: float | None
+    """A better value whose state could not be written; None if there was none."""
+    stopped_early: str
+    """Empty if training did not stop early."""
 
 
 def exchange_report(
@@ -117,14 +137,15 @@ class Report:
     """None without partial recovery."""
     exchange: ExchangeReport | None = None
     """None with one rank, or after too few steps."""
+    best: BestReport | None = None
+    """None without `train.keep_best`."""
 
 
 def format_report(report: Report) -> str:
     """Format the report as an aligned text table, without a final newline."""
-    best = "unknown for real data" if report.best_auc is None else f"{report.best_auc:.4f}"
     rows = [
-        *_quality_rows(report.metrics),
-        ("best AUC any model can reach", best),
+        *quality_rows(report.metrics, report.best_auc),
+        *_best_rows(report.best),
         ("training samples/s", f"{report.samples_per_s:,.0f}"),
         ("steps", f"{report.steps:,}"),
         ("training samples", f"{report.samples:,}"),
@@ -145,17 +166,27 @@ def write_report(folder: Path, report: Report, curve: Sequence[CurvePoint]) -> N
 
 
 def draw_learning_curve(path: Path, curve: Sequence[CurvePoint], best_auc: float | None, title: str) -> None:
-    """Draw AUC and log loss of all evaluations, and the best AUC if known, into the picture file `path`."""
+    """Draw the metrics of all evaluations, and the best AUC if known, into the picture file `path`."""
     from matplotlib.figure import Figure  # noqa: PLC0415  # slow to import, and needed once at the end
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    _draw(left, "AUC on the test days", [(point.samples, point.auc) for point in curve])
-    _draw(right, "log loss on the test days", [(point.samples, point.log_loss) for point in curve])
-    if best_auc is not None:
+    means = [(point.samples, point.means) for point in curve]
+    lines = {
+        "AUC": [(point.samples, point.auc) for point in curve],
+        "log loss": [(point.samples, point.log_loss) for point in curve],
+        **{name: [(samples, each.get(name)) for samples, each in means] for name in means[-1][1]},
+    }
+    drawn = [name for name, line in lines.items() if any(value is not None for _, value in line)] or ["AUC"]
+    figure = Figure(figsize=(4.5 * len(drawn), 3.6))
+    panels = figure.subplots(1, len(drawn), squeeze=False)[0]
+    # a layout that fits the margins to the text draws all text once more to measure it
+    side = 0.9 / (4.5 * len(drawn))
+    figure.subplots_adjust(left=side, right=1 - 0.2 * side, bottom=0.15, top=0.86, wspace=0.3)
+    for panel, name in zip(panels, drawn, strict=True):
+        _draw(panel, f"{name} on the test days", lines[name])
+    if best_auc is not None and drawn[0] == "AUC":
         label = f"best any model can reach: {best_auc:.4f}"
-        left.axhline(best_auc, color="black", linestyle="--", linewidth=1, label=label)
-        left.legend(loc="lower right")
+        panels[0].axhline(best_auc, color="black", linestyle="--", linewidth=1, label=label)
+        panels[0].legend(loc="lower right")
     figure.suptitle(title)
     figure.savefig(path, dpi=150)
 
@@ -168,19 +199,43 @@ def _draw(axes: "Axes", label: str, points: Sequence[tuple[int, float | None]]) 
     axes.grid(alpha=0.3)
 
 
-def _quality_rows(metrics: MetricValues | None) -> list[tuple[str, str]]:
+def quality_rows(metrics: MetricValues | None, best_auc: float | None) -> list[tuple[str, str]]:
+    """Rows of a table with the quality of predictions and the best AUC that any model can reach."""
+    best = ("best AUC any model can reach", "unknown" if best_auc is None else f"{best_auc:.4f}")
     if metrics is None:
-        return [("AUC", "not evaluated")]
+        return [("AUC", "not evaluated"), best]
+    means = [(name, mean_text(mean, metrics.num_samples)) for name, mean in metrics.means.items()]
+    if not metrics.is_of_clicks:
+        return means
     named = {
         "AUC": metrics.auc,
         "log loss": metrics.log_loss,
         "normalized entropy": metrics.normalized_entropy,
         "calibration": metrics.calibration,
     }
-    return [
+    clicks = [
         (name, f"{UNDEFINED}: {metrics.note}" if value is None else f"{value:.4f}")
         for name, value in named.items()
     ]
+    return [*clicks, best, *means]
+
+
+def mean_text(mean: SampleMean, num_samples: int | None = None) -> str:
+    """A mean as text, with the number of its samples if that is not `num_samples`."""
+    if mean.value is None:
+        return f"{UNDEFINED}: no sample has a value"
+    of = "" if num_samples in {None, mean.num_samples} else f" (of {mean.num_samples:,} samples)"
+    return f"{mean.value:.4f}{of}"
+
+
+def _best_rows(best: BestReport | None) -> list[tuple[str, str]]:
+    if best is None:
+        return []
+    kept = "none could be written" if best.value is None else f"{best.metric} {best.value:.4f}"
+    where = "" if best.step is None else f" at step {best.step:,}, kept in {best.uri}"
+    missed = "" if best.missed is None else f"; that of {best.missed:.4f} could not be written"
+    stopped = [("stopped early", best.stopped_early)] if best.stopped_early else []
+    return [("best state", f"{kept}{where}{missed}"), *stopped]
 
 
 def _exchange_rows(exchange: ExchangeReport | None) -> list[tuple[str, str]]:
@@ -208,7 +263,8 @@ def _failure_rows(failures: FailureHistory | None) -> list[tuple[str, str]]:
             ("    seconds", f"{sum(seconds.values()):.1f} ({phases})"),
         ]
     pls = "not known" if failures.pls is None else f"{failures.pls:.6f}"
-    return [*rows, ("portion of lost samples (PLS)", pls), *_saves_rows(failures.saves)]
+    rows += [("portion of lost samples (PLS)", pls), *_saves_rows(failures.saves)]
+    return [*rows, ("mirror of rank 0's rows", str(failures.mirror))] if failures.mirror else rows
 
 
 def _saves_rows(saves: SavesReport | None) -> list[tuple[str, str]]:
@@ -227,8 +283,13 @@ def _row_origins(recovery: Mapping[str, Any]) -> str:
     """Number of rows over all tables, by where they came from."""
     if not recovery["sources"]:
         return "initial values" if recovery["save_step"] is None else "all from the checkpoint"
-    names = {"adopted": "stayed in memory", "moved": "moved", "lost": "from the checkpoint"}
-    totals = {name: sum(source[name] for source in recovery["sources"]) for name in names}
+    names = {
+        "adopted": "stayed in memory",
+        "moved": "moved",
+        "mirrored": f"from mirrors of step {recovery.get('mirror_step')}",
+        "lost": "from the checkpoint",
+    }
+    totals = {name: sum(source.get(name, 0) for source in recovery["sources"]) for name in names}
     return ", ".join(f"{total:,} {names[name]}" for name, total in totals.items() if total)
 
 

@@ -5,16 +5,20 @@ import os
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
 from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.ownership.records import NO_CLAIMANT
 from cpr.checkpoint.state.model_state import Heir, Stateful
-from data.dataset import DatasetManifest
+from cpr.shards import dense_tensors
 from dlrm.comm.feedback import warn_of_momentum
-from dlrm.config.dataset import total_samples
+from dlrm.config.dataset import best_auc, total_samples
+from dlrm.config.goal import Goal
 from dlrm.config.schema import Config
 from dlrm.dense_sync import AllReduceSync, DenseSync
 from dlrm.dense_sync.p3 import P3Sync
@@ -29,15 +33,21 @@ from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.plan import format_plan
 from dlrm.sharding.splitting.planning.planner import keep_ordinary, plan_heads
 from dlrm.sharding.splitting.planning.saved_choice import load_choice
+from dlrm.sharding.splitting.planning.shapes import heads_of
 from dlrm.sharding.splitting.planning.torchrec_plan import ModelLayout, Planned
 from dlrm.telemetry import make_run_folder, open_telemetry
+from dlrm.training.best import BestSave, BestSelection, Patience, Selection
 from dlrm.training.data import Inputs
+from dlrm.training.encoding import refuse_other_encoding, refuse_other_order, warn_of_other_inputs
 from dlrm.training.evaluation import evaluate
 from dlrm.training.model import Unsharded, apply_plan, unsharded
 from dlrm.training.proxy_model import ProxyModel
 from dlrm.training.trainer import NUM_SCALARS, Trainer
 
 logger = logging.getLogger(__name__)
+
+BEST_SAVE_BYTES: Final = 128 * 2**20
+"""Host memory of a worker for copies while the best state is saved."""
 
 
 def start_process_group(ranks: Ranks, device: torch.device) -> None:
@@ -70,15 +80,25 @@ def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -
 
 def _plan(before: Unsharded, inputs: Inputs, folder: Path | None) -> Planned:
     config = inputs.config
-    if config.sharding.strategy == "torchrec" or _has_no_choice(inputs, folder):
+    if config.sharding.strategy == "des" and not heads_of(before.model) and inputs.ranks.rank == 0:
+        logger.warning(
+            "sharding.strategy=des splits nothing: %s has no operators to split", config.model.kind
+        )
+    if config.sharding.strategy == "torchrec" or _has_no_choice(before, inputs, folder):
         keep_ordinary(before.model, folder)
         return Planned(plan=before.plan, sharders=[before.sharder], strategies={})
     layout = ModelLayout.of(before.plan, before.sharder, config, inputs.device, inputs.ids)
     return plan_heads(before.model, layout, inputs.loader.config.batch_size, folder, ProxyModel(inputs))
 
 
-def _has_no_choice(inputs: Inputs, folder: Path | None) -> bool:
-    """Whether `auto` has nothing to choose: there is one rank, and no stored choice of an earlier start."""
+def _has_no_choice(before: Unsharded, inputs: Inputs, folder: Path | None) -> bool:
+    """Whether there is nothing to choose.
+
+    So it is for a model of the user without heads, and for `auto` on one rank without a stored choice of an
+    earlier start.
+    """
+    if not heads_of(before.model):
+        return True
     is_auto = inputs.config.sharding.strategy == "auto"
     return is_auto and dist.get_world_size() == 1 and load_choice(folder) is None
 
@@ -98,6 +118,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
     config, ranks = inputs.config, inputs.ranks
     _warn_of_slow_bf16(config, inputs.device)
     folder = inputs.resume or _agreed_run_folder(config, inputs.recipe, recovery)
+    of_rank_0(lambda: refuse_other_encoding(folder, inputs.manifest, config.data.uri))
     if recovery is None:
         model = shard(inputs, folder=folder)
     else:
@@ -109,10 +130,11 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
         folder,
         recipe=inputs.recipe,
         config={"recipe": inputs.recipe, **config.to_dict()},
+        data=inputs.manifest,
         total_samples=total_samples(config, len(inputs.loader)),
         device=inputs.device,
         log_every_steps=config.train.log_every_steps,
-        best_auc=_best_auc(inputs.test_loader.manifest),
+        best_auc=best_auc(inputs.test_loader.manifest),
         evaluated_batches=len(inputs.test_loader),
     )
     optimizers = Optimizers(model, config.dense, config.tables, config.schedule)
@@ -128,6 +150,8 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
         stop=stop,
         device=inputs.device,
     )
+    if config.train.goal is not None:
+        trainer.selection = _selection(config.train.goal, trainer, inputs, folder, recovery)
     if recovery is not None:
         trainer.session = recovery.session(
             trainer.model,
@@ -135,7 +159,8 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
             _states(trainer),
             _states_per_rank(trainer),
             trainer.check_parameters,
-            partial(warm_start, inputs, optimizers),
+            partial(warm_start, inputs, trainer),
+            inputs.changes,
         )
     elif config.checkpoint.saves or inputs.resume or config.train.warm_start:
         trainer.session = _open_checkpoints(trainer, inputs, folder)
@@ -182,19 +207,41 @@ def _states_per_rank(trainer: Trainer) -> dict[str, Stateful | Heir]:
 
 def _open_checkpoints(trainer: Trainer, inputs: Inputs, folder: Path) -> Checkpoints:
     config = inputs.config.checkpoint
-    checkpointer = Checkpointer(
-        trainer.model,
-        save_config(config, folder),
-        trainer.optimizers.table_optimizers,
-        before_save=trainer.check_parameters,
-    )
+    checkpointer = _checkpointer(trainer, save_config(config, folder), before_save=trainer.check_parameters)
+    initialize = partial(warm_start, inputs, trainer)
+    return Checkpoints(checkpointer, config, bool(inputs.resume), initialize, inputs.changes)
+
+
+def _checkpointer(trainer: Trainer, config: SaveConfig, **options: Any) -> Checkpointer:
+    """Create a checkpointer of a run, with every state that a resumed run needs."""
+    checkpointer = Checkpointer(trainer.model, config, trainer.optimizers.table_optimizers, **options)
     for name, state in _states(trainer).items():
         checkpointer.register(name, state)
     for name, own in _states_per_rank(trainer).items():
         checkpointer.register(name, own, per_rank=True)
-    return Checkpoints(
-        checkpointer, config, bool(inputs.resume), partial(warm_start, inputs, trainer.optimizers)
+    return checkpointer
+
+
+def _selection(
+    goal: Goal, trainer: Trainer, inputs: Inputs, folder: Path, recovery: RecoverySetup | None
+) -> Selection:
+    """Create what keeps the best state and stops early."""
+    config = inputs.config
+    claimant = NO_CLAIMANT if recovery is None else recovery.claimant
+
+    def open_directory(uri: str) -> Checkpointer:
+        # training waits for the save anyway, so that more memory would not make the wait shorter
+        save = SaveConfig(uri=uri, host_memory_bytes=BEST_SAVE_BYTES)
+        return _checkpointer(trainer, save, claimant=claimant)
+
+    best = BestSave(
+        config.checkpoint.best_directory(folder),
+        goal,
+        folder.name,
+        inputs.test_loader.manifest.days,
+        open_directory,
     )
+    return BestSelection(goal, best, Patience(goal, config.train.patience, config.train.min_improvement))
 
 
 def _agreed_run_folder(config: Config, recipe: str, recovery: RecoverySetup | None) -> Path:
@@ -207,18 +254,7 @@ def _agreed_run_folder(config: Config, recipe: str, recovery: RecoverySetup | No
     return of_rank_0(find)
 
 
-def _best_auc(test: DatasetManifest) -> float | None:
-    """AUC of the planted teacher on the test day, for synthetic data; else None."""
-    days = test.provenance.get("days", {})
-    if len(test.days) != 1 or str(test.days[0]) not in days:
-        return None
-    return float(days[str(test.days[0])]["best_auc"])
-
-
-logger = logging.getLogger(__name__)
-
-
-def warm_start(inputs: Inputs, optimizers: Optimizers, checkpointer: Checkpointer) -> None:
+def warm_start(inputs: Inputs, trainer: Trainer, checkpointer: Checkpointer) -> None:
     """Load the model that `train.warm_start` names, if any; a collective, before the first save or load.
 
     Loads tables (with ids of dynamic ones), dense parameters, optimizer states and the position in the
@@ -226,15 +262,19 @@ def warm_start(inputs: Inputs, optimizers: Optimizers, checkpointer: Checkpointe
     Gradients that ranks had not sent yet (`comm.exchange`) are dropped.
 
     Raises:
-        ValueError: the other run has another optimizer, or its schedule has ended.
+        ValueError: the other run has another optimizer, or another order of columns, or its schedule has
+            ended.
         CheckpointError: nothing is saved there, or nothing of this model.
     """
     config = inputs.config
     if not config.train.warm_start:
         return
-    state = checkpointer.warm_start(config.train.warm_start, ["optimizers"])
-    factor = optimizers.continue_schedule(state.step)
+    of_rank_0(lambda: refuse_other_order(config, inputs.manifest))
+    state = checkpointer.warm_start(config.train.warm_start, ["optimizers"], inputs.changes)
+    factor = trainer.optimizers.continue_schedule(state.step)
     if dist.get_rank() == 0:
+        keeps_dense = not all(map(inputs.changes.resets, dense_tensors(trainer.model)))
+        warn_of_other_inputs(config, inputs.manifest, keeps_dense)
         days = ", ".join(map(str, inputs.loader.manifest.days))
         logger.info(
             "warm start: model, optimizers and schedule (learning rates times %g) continue from save %d, "

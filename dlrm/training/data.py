@@ -7,17 +7,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Final
 
+import numpy as np
 import torch
 
+from cpr.checkpoint.state.changes import UNCHANGED, Changes
+from data.batch import Batch
 from data.cache import CacheConfig, CachedSource
 from data.dataset import DatasetManifest
 from data.loader import DataLoader, LoaderConfig, ParquetSource, RowGroupSource
+from data.loader.assemble import Assembler
 from data.loader.columns import Rows
 from data.loader.decode import decode
+from data.loader.order import Window
+from data.loader.source import check_labels
 from dlrm.config.dataset import open_manifest, split_days
 from dlrm.config.schema import Config
 from dlrm.launch.device import Ranks, resolve_device
+from dlrm.models.build import model_class
+from dlrm.sharding.pooled import table_name
+
+MOST_NAME_BYTES: Final = 150
+"""Of a table's name: with its path in the model and a prefix, it is the name of a folder."""
+
+FIRST_SAMPLES: Final = 16
 
 
 @dataclass(frozen=True)
@@ -34,8 +48,12 @@ class Inputs:
     source: CachedSource | None
     resume: Path | None = None
     """Folder of the run to resume."""
+    changes: Changes = UNCHANGED
+    """How the model may differ from what it loads."""
     ids: Mapping[str, float] = field(default_factory=dict)
     """Mean number of ids per sample by feature, from the first rows; 1 for features that are missing."""
+    first: Batch | None = None
+    """`FIRST_SAMPLES` of the first samples of the training days, to try a model of the user on."""
 
     def close(self) -> None:
         """Stop background threads and close files."""
@@ -45,7 +63,13 @@ class Inputs:
             self.source.close()
 
 
-def prepare(config: Config, recipe: str, ranks: Ranks, resume: Path | None = None) -> Inputs:
+def prepare(
+    config: Config,
+    recipe: str,
+    ranks: Ranks,
+    resume: Path | None = None,
+    changes: Changes = UNCHANGED,
+) -> Inputs:
     """Check the configuration against machine and data, and open the data.
 
     Raises:
@@ -60,12 +84,14 @@ def prepare(config: Config, recipe: str, ranks: Ranks, resume: Path | None = Non
             f"data.global_batch_size {data.global_batch_size} cannot be divided among {ranks.world_size} "
             f"ranks; choose a multiple of {ranks.world_size}"
         )
+    model_class(config.model.kind)  # a class of the user is imported on every rank, or refused
     manifest = open_manifest(data)
+    check_labels(data.uri, manifest)
     train_days, test_days = split_days(data, manifest)
     _check_tables(config, manifest)
     source = _cached_source(config, manifest)
     try:
-        ids = _check_files(data.uri, manifest, (train_days, test_days), source)
+        rows = _check_files(data.uri, manifest, (train_days, test_days), source)
         loader, test_loader = _open_loaders(config, ranks, device, source, (train_days, test_days))
     except BaseException:
         if source is not None:
@@ -80,8 +106,10 @@ def prepare(config: Config, recipe: str, ranks: Ranks, resume: Path | None = Non
         loader=loader,
         test_loader=test_loader,
         source=source,
-        ids=ids,
+        ids=_mean_ids(rows, manifest),
+        first=_first_batch(rows, manifest),
         resume=resume,
+        changes=changes,
     )
 
 
@@ -123,6 +151,16 @@ def _open_loaders(
 
 def _check_tables(config: Config, manifest: DatasetManifest) -> None:
     tables, names = config.tables, [feature.name for feature in manifest.features]
+    if not names:
+        raise ValueError(
+            f"{config.data.uri} has dense columns but no features with ids, and embedding tables are what is "
+            "trained here; add a [[sparse]] column to its schema, e.g. a number that was cut into ranges"
+        )
+    if long := [name for name in names if len(table_name("", name).encode()) > MOST_NAME_BYTES]:
+        raise ValueError(
+            f"{long[0][:50]}... is too long for the name of a table, which is part of a folder's name in "
+            f"saves; rename the column to {MOST_NAME_BYTES} bytes at most"
+        )
     if unknown := set(tables.dynamic) - {"*", *names}:
         raise ValueError(
             f"tables.dynamic names {min(unknown)}, which the data lacks; its features are {', '.join(names)}"
@@ -131,7 +169,7 @@ def _check_tables(config: Config, manifest: DatasetManifest) -> None:
     if unbounded := [feature.name for feature in static if not feature.rows]:
         raise ValueError(
             f"{unbounded[0]} has raw ids, any 64-bit integers, and so needs a dynamic table: name it in "
-            "tables.dynamic, or prepare the data with another rule of --ids"
+            "tables.dynamic (all features: ['*']), or make the data with another rule of ids"
         )
     limit = tables.max_rows
     large = [feature for feature in static if limit and feature.rows > limit]
@@ -162,8 +200,8 @@ def _check_files(
     manifest: DatasetManifest,
     days: tuple[Sequence[int], Sequence[int]],
     source: RowGroupSource | None,
-) -> dict[str, float]:
-    """Check that all files exist and read the first rows of each part; return mean ids per sample by feature.
+) -> Rows:
+    """Check that all files exist, and read the first rows of both days; return those to train on.
 
     A missing file or a wrong schema is found now, and not days later in the first evaluation.
     """
@@ -173,12 +211,26 @@ def _check_files(
         trained, _ = (_first_rows(source or files, manifest.on_days(each)) for each in days)
     finally:
         files.close()
-    return {
-        feature.name: float(column.lengths().mean())
-        for feature, column in zip(manifest.features, trained.ids, strict=True)
-    }
+    return trained
+
+
+def _mean_ids(rows: Rows, manifest: DatasetManifest) -> dict[str, float]:
+    """Mean number of ids per sample by feature."""
+    named = zip(manifest.features, rows.ids, strict=True)
+    return {feature.name: float(column.lengths().mean()) for feature, column in named}
+
+
+def _first_batch(rows: Rows, manifest: DatasetManifest) -> Batch:
+    """The first samples of each label as a batch; the same ones again if there are too few."""
+    names = [feature.name for feature in manifest.features]
+    clicked = rows.label.values > 0
+    order = np.concatenate([np.flatnonzero(clicked == each)[: FIRST_SAMPLES // 2] for each in (True, False)])
+    order = np.resize(order, FIRST_SAMPLES)
+    window = Window(rows=order, order=order, num_valid=FIRST_SAMPLES)
+    return Assembler(names, FIRST_SAMPLES, pin_memory=False).batches([rows], window)[0]
 
 
 def _first_rows(source: RowGroupSource, manifest: DatasetManifest) -> Rows:
     part = manifest.parts[0]
-    return decode(source.read(part, 0), manifest, part.path)
+    first = next(number for number, num_rows in enumerate(part.row_groups) if num_rows)
+    return decode(source.read(part, first), manifest, part.path)

@@ -1,26 +1,32 @@
 """The model of a run before and after its tables are sharded over the ranks."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards import table_groups
 from cpr.shards.groups import tables_prefix, walk
 from data.dataset import Feature
 from dlrm.comm.row_sparse import send_touched_rows
+from dlrm.config.schema import TablesConfig
 from dlrm.models.build import build_model
+from dlrm.models.check import check_model
 from dlrm.optim.build import arithmetic_dtype
 from dlrm.sharding.bounds import IdBounds
 from dlrm.sharding.dynamic import make_dynamic
 from dlrm.sharding.exchange_codecs import ExchangeCodecs
 from dlrm.sharding.host_lookup import use_host_lookups
-from dlrm.sharding.plan import make_plan, make_sharder, tables_of
+from dlrm.sharding.plan import make_plan, make_sharder, sequence_sharder, tables_of
 from dlrm.sharding.pooled import PooledFeatures
 from dlrm.sharding.splitting.planning.torchrec_plan import WIRE_DTYPES, Planned
 from dlrm.sharding.splitting.rows import RowSplitSharder
@@ -42,11 +48,30 @@ class Unsharded:
 
 def features_of(inputs: Inputs) -> list[Feature]:
     """Features of the data; those with dynamic tables get `tables.dynamic_rows` rows."""
-    tables = inputs.config.tables
+    return with_dynamic_rows(inputs.config.tables, inputs.manifest.features)
+
+
+def with_dynamic_rows(tables: TablesConfig, features: Sequence[Feature]) -> list[Feature]:
+    """The features; those with dynamic tables get `tables.dynamic_rows` rows."""
     return [
         replace(feature, rows=tables.dynamic_rows) if tables.is_dynamic(feature.name) else feature
-        for feature in inputs.manifest.features
+        for feature in features
     ]
+
+
+def check_own_model(inputs: Inputs) -> None:
+    """Try a model of the user on the first samples, before there is a process group; built-in models pass.
+
+    Raises:
+        ValueError: says what to change in its class, or that it does not give the metric to compare.
+    """
+    config, manifest = inputs.config, inputs.manifest
+    if config.model.is_own and inputs.first is not None:
+        features, dtype = features_of(inputs), arithmetic_dtype(config.train.precision)
+        dynamic = [feature.name for feature in features if config.tables.is_dynamic(feature.name)]
+        gives = check_model(config.model, features, manifest.dense, dtype, inputs.first, dynamic)
+        if config.train.goal is not None:
+            config.train.goal.check(*gives)
 
 
 def unsharded(inputs: Inputs, features: Sequence[Feature] = ()) -> Unsharded:
@@ -56,8 +81,8 @@ def unsharded(inputs: Inputs, features: Sequence[Feature] = ()) -> Unsharded:
     """
     config, device = inputs.config, inputs.device
     dtype, batch_size = arithmetic_dtype(config.train.precision), inputs.loader.config.batch_size
-    torch.manual_seed(config.train.seed)  # equal dense parameters on all ranks without a broadcast
-    model = build_model(config.model, features or features_of(inputs), len(inputs.manifest.dense), dtype)
+    seed_generators(config.train.seed)  # equal dense parameters on all ranks without a broadcast
+    model = build_model(config.model, features or features_of(inputs), inputs.manifest.dense, dtype)
     is_dynamic = config.tables.is_dynamic
     dynamic = [table.name for table in tables_of(model) if any(map(is_dynamic, table.feature_names))]
     exchanged = config.sharding.exchange_dtype
@@ -65,6 +90,13 @@ def unsharded(inputs: Inputs, features: Sequence[Feature] = ()) -> Unsharded:
     sharder = make_sharder(config.tables, device, dtype, WIRE_DTYPES[config.sharding.wire_dtype], codecs)
     plan = make_plan(model, sharder, config.sharding, device, batch_size, dynamic)
     return Unsharded(model=model, sharder=sharder, plan=plan, dynamic=dynamic)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators of PyTorch, NumPy and Python, any of which a class of the user may draw from."""
+    torch.manual_seed(seed)
+    numpy.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def apply_plan(
@@ -78,10 +110,11 @@ def apply_plan(
         before.model,
         device=inputs.device,
         plan=planned.plan,
-        sharders=planned.sharders,
+        sharders=[*planned.sharders, sequence_sharder(before.sharder)],
         init_data_parallel=False,  # no DDP: `dense_sync` averages dense gradients
     )
     bounds.watch(sharded)
+    _ignore_unasked_weights(sharded)
     if config.sharding.data_parallel_gradients == "rows":
         _average_touched_rows(sharded)
     make_dynamic(sharded, dict.fromkeys(before.dynamic, config.tables.admit_after), config.train.seed)
@@ -92,7 +125,34 @@ def apply_plan(
         if isinstance(module, PooledFeatures | ShardedHead):  # heads may differ in dtype
             use_host_lookups([group.emb_module for group in table_groups(module)], module.dtype)
             _match_dtype_without_tables(module.tables, dtype if on_gpu else module.dtype)
+        elif tables_prefix(module) is not None and on_gpu:
+            _match_dtype_without_tables(module, dtype)
+    use_host_lookups(_tables_outside_heads(sharded), torch.float32)
     return sharded
+
+
+def _ignore_unasked_weights(model: nn.Module) -> None:
+    """Let collections without `is_weighted` ignore the weights of ids, as they do before they are sharded."""
+
+    def drop_weights(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        sparse, *others = arguments
+        if sparse.weights_or_none() is None:
+            return None
+        without = KeyedJaggedTensor(
+            keys=sparse.keys(), values=sparse.values(), lengths=sparse.lengths(), stride=sparse.stride()
+        )
+        return without, *others
+
+    for module in model.modules():
+        if isinstance(module, ShardedEmbeddingBagCollection) and not module._is_weighted:
+            module.register_forward_pre_hook(drop_weights)
+
+
+def _tables_outside_heads(model: nn.Module) -> list[nn.Module]:
+    """The FBGEMM modules of collections that a model has made for itself; on the CPU they return fp32."""
+    heads = [module for module in model.modules() if isinstance(module, PooledFeatures | ShardedHead)]
+    of_heads = {id(group.emb_module) for head in heads for group in table_groups(head)}
+    return [group.emb_module for group in table_groups(model) if id(group.emb_module) not in of_heads]
 
 
 def _match_dtype_without_tables(collection: Any, dtype: torch.dtype) -> None:

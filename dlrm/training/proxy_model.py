@@ -11,12 +11,12 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.batch import Batch
 from data.dataset import Feature
 from dlrm.dense_sync import AllReduceSync
+from dlrm.models.contract import objective_of
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting.planning.strategies import Strategy
@@ -50,14 +50,13 @@ class ProxyModel:
         layout = ModelLayout.of(before.plan, before.sharder, config, inputs.device, inputs.ids)
         model = apply_plan(before, layout.planned(before.model, strategies), inputs, initialize=False)
         optimizers = Optimizers(model, config.dense, config.tables, config.schedule)
-        replicas = AllReduceSync(dense_parameters(model), 1)
+        replicas, objective = AllReduceSync(dense_parameters(model), 1), objective_of(model)
         batches = cycle([self._batch(features) for _ in range(NUM_BATCHES)])
 
         def step() -> None:
             batch = next(batches)
             optimizers.begin_step(0)
-            logits = model(batch.dense, batch.sparse)
-            loss = binary_cross_entropy_with_logits(logits, batch.labels)
+            loss = objective.loss(model(batch.dense, batch.sparse), batch.labels)
             loss.backward()  # type: ignore[no-untyped-call]
             replicas.average(loss.detach().view(1))
             optimizers.step()
@@ -69,10 +68,12 @@ class ProxyModel:
     def _batch(self, features: list[Feature]) -> Batch:
         size = self._inputs.loader.config.batch_size
         drawn = [self._ids(feature, size) for feature in features]
+        values = torch.cat([ids for ids, _ in drawn])
         sparse = KeyedJaggedTensor(
             keys=[feature.name for feature in features],
-            values=torch.cat([ids for ids, _ in drawn]),
+            values=values,
             lengths=torch.cat([lengths for _, lengths in drawn]),
+            weights=torch.ones(len(values)) if any(feature.weights for feature in features) else None,
         )
         dense = torch.rand(size, len(self._inputs.manifest.dense))
         labels = torch.randint(2, (size,)).float()

@@ -10,16 +10,20 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from cpr import Changes
+from cpr.errors import CheckpointError
 from dlrm.config.schema import Config
-from dlrm.fault_tolerance.setup import RecoverySetup, open_recovery
+from dlrm.fault_tolerance.setup import open_recovery
 from dlrm.launch.device import Ranks, resolve_device
 from dlrm.launch.malloc import keep_freed_memory
-from dlrm.launch.process import quiet_libraries
+from dlrm.launch.process import MISTAKES, quiet_libraries
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.launch.versions import check_versions
 from dlrm.telemetry.report import Report, format_report
 from dlrm.training.build import build, start_process_group
-from dlrm.training.data import Inputs, prepare
+from dlrm.training.data import prepare
+from dlrm.training.model import check_own_model
+from dlrm.training.trainer import Trainer
 
 NODE_SETTINGS: Final = frozenset(
     {
@@ -35,14 +39,19 @@ NODE_SETTINGS: Final = frozenset(
 """Paths and sizes that may differ between nodes."""
 
 
-def run(config: Config, recipe: str, stop: StopSignal, resume: Path | None = None) -> None:
+def run(
+    config: Config, recipe: str, stop: StopSignal, resume: Path | None = None, allowed: Sequence[str] = ()
+) -> None:
     """Build, train, and clean up in any case; rank 0 prints the report.
+
+    `allowed` says how the model may differ from what it loads, see `cpr.Changes.of`.
 
     Raises:
         ValueError: a mistake of the user; says what to change.
         StopRequested: a signal stopped the run.
     """
     keep_freed_memory()
+    changes = Changes.of(*allowed)
     recovery = open_recovery(config, resume)
     with recovery or nullcontext():
         if recovery is not None:
@@ -50,13 +59,15 @@ def run(config: Config, recipe: str, stop: StopSignal, resume: Path | None = Non
             device = resolve_device(config.train.device, Ranks.from_environment())
             recovery.join(device)
             quiet_libraries()
-        inputs = prepare(config, recipe, Ranks.from_environment(), resume)
+        inputs = prepare(config, recipe, Ranks.from_environment(), resume, changes)
         try:
+            if not (recovery and recovery.continues):
+                check_own_model(inputs)
             check_versions(inputs.device.type)  # train.device=auto is resolved only now
             if recovery is None:
                 start_process_group(inputs.ranks, inputs.device)
             check_agreed(config)
-            report = _train(inputs, stop, recovery)
+            report = _train(build(inputs, stop, recovery))
         finally:
             inputs.close()
     dist.destroy_process_group()
@@ -64,11 +75,19 @@ def run(config: Config, recipe: str, stop: StopSignal, resume: Path | None = Non
         print(f"\n{format_report(report)}", flush=True)
 
 
-def _train(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None) -> Report | None:
-    trainer = build(inputs, stop, recovery)
+def _train(trainer: Trainer) -> Report | None:
+    try:
+        return _train_and_close(trainer)
+    except (*MISTAKES, CheckpointError):
+        trainer.telemetry.discard_unbegun()  # e.g. a warm start that does not fit
+        raise
+
+
+def _train_and_close(trainer: Trainer) -> Report | None:
     try:
         trainer.train()
-        return trainer.telemetry.finish(trainer.session.failures, trainer.replicas.losses)
+        failures, losses = trainer.session.failures, trainer.replicas.losses
+        return trainer.telemetry.finish(failures, losses, trainer.selection.report)
     finally:
         trainer.replicas.close()
         trainer.session.close()

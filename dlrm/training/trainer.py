@@ -4,7 +4,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from math import isfinite
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from data.batch import Batch
 from data.loader import DataLoader
@@ -22,10 +21,12 @@ from dlrm.dense_sync import DenseSync
 from dlrm.fault_tolerance.session import Session
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.metrics import MetricValues
+from dlrm.models.contract import Objective, objective_of
 from dlrm.optim.build import Optimizers
 from dlrm.optim.norms import local_norms
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.telemetry.recorder import Recorder
+from dlrm.training.best import Selection
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Trainer:
 
     config: TrainConfig
     model: nn.Module
-    """Gives fp32 logits `[B]`; updates its tables in the backward pass."""
+    """A model as `dlrm.models.contract` describes; updates its tables in the backward pass."""
     optimizers: Optimizers
     replicas: DenseSync
     loader: DataLoader
@@ -62,6 +63,7 @@ class Trainer:
     session: Session
     stop: StopSignal
     device: torch.device
+    selection: Selection = field(default_factory=Selection)
     steps_done: int = 0
     samples_done: int = 0
 
@@ -75,6 +77,7 @@ class Trainer:
                 session saves and there was time.
         """
         self.session.restore()
+        self.selection.begin(is_new=self.steps_done == 0)
         self._check_steps_left()
         self.telemetry.begin()
         if lost := self.replicas.settle():
@@ -98,10 +101,13 @@ class Trainer:
                 "give at least that many (0: all epochs)"
             )
         if not self.should_continue():
+            why = self.selection.why_over
             logger.info(
-                "the run has done all its %d steps, and is only evaluated; to train on, raise "
-                "train.max_steps or train.epochs",
-                self.steps_done,
+                "the run %s, and is only evaluated; to train on, raise %s",
+                f"stopped early at step {self.steps_done} ({why})"
+                if why
+                else f"has done all its {self.steps_done} steps",
+                "train.patience" if why else "train.max_steps or train.epochs",
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -110,15 +116,19 @@ class Trainer:
             "steps_done": self.steps_done,
             "samples_done": self.samples_done,
             "replicas": self.replicas.state_dict(),
+            "selection": self.selection.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a saved position."""
         self.steps_done, self.samples_done = state["steps_done"], state["samples_done"]
         self.replicas.load_state_dict(state.get("replicas", {}), self.steps_done)  # older runs have none
+        self.selection.load_state_dict(state.get("selection", {}))
 
     def should_continue(self) -> bool:
-        """Whether epochs and steps are left."""
+        """Whether epochs and steps are left, and training has not stopped early."""
+        if self.selection.why_over:
+            return False
         if self.config.max_steps and self.steps_done >= self.config.max_steps:
             return False
         return self.loader.epoch < self.config.epochs
@@ -142,6 +152,10 @@ class Trainer:
         )
 
     @cached_property
+    def _objective(self) -> Objective:
+        return objective_of(self.model)
+
+    @cached_property
     def _dense(self) -> dict[str, nn.Parameter]:
         """The dense parameters by name."""
         dense = {id(parameter) for parameter in dense_parameters(self.model)}
@@ -157,9 +171,9 @@ class Trainer:
             for batch in self.loader:
                 if self.session.batches_to_skip:
                     self.session.note_skipped()
-                    continue
-                self._train_on(batch)
-                if self._should_evaluate():
+                else:
+                    self._train_on(batch)
+                if evaluated_at != self.steps_done and self._should_evaluate():
                     self._evaluate()
                     evaluated_at = self.steps_done
                 if not self.should_continue():
@@ -171,7 +185,14 @@ class Trainer:
     def _should_evaluate(self) -> bool:
         """Whether an evaluation is due; at the end of training no, because the end is saved first."""
         every = self.config.evaluate_every_steps
-        return every > 0 and self.steps_done % every == 0 and not self._is_at_end()
+        is_due = every > 0 and self.steps_done % every == 0
+        return (is_due or self._is_after_epochs(self.config.evaluate_every_epochs)) and not self._is_at_end()
+
+    def _is_after_epochs(self, every: int) -> bool:
+        """Whether an epoch has just ended, and this many, or a multiple of it, are done; 0: never."""
+        if every == 0 or (left := self.loader.steps_left) not in {0, len(self.loader)}:
+            return False
+        return (self.loader.epoch + (left == 0)) % every == 0
 
     def _is_at_end(self) -> bool:
         is_last_epoch = self.loader.epoch + 1 == self.config.epochs
@@ -188,6 +209,8 @@ class Trainer:
         self.replicas.join()
         self.check_parameters()
         values = self.evaluate(self._before_evaluated_batch)
+        is_last = not self.should_continue()
+        self.selection.judge(self.steps_done, values, self._leave_if_any_rank_was_signalled, is_last=is_last)
         self.telemetry.evaluation(step=self.steps_done, samples=self.samples_done, values=values)
 
     def _record_costs(self) -> None:
@@ -197,8 +220,8 @@ class Trainer:
         started_s = time.perf_counter()
         batch = batch.to(self.device, non_blocking=True)
         self.optimizers.begin_step(self.steps_done)
-        logits = self.model(batch.dense, batch.sparse)
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        outputs = self.model(batch.dense, batch.sparse)
+        loss = self._objective.loss(outputs, batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]  # also updates the tables
         # ranks share these scalars in the collective that averages the gradients: no extra latency
         finite_check = self._finite_check().to(loss.device)
@@ -216,7 +239,7 @@ class Trainer:
             step=self.steps_done,
             samples=self.samples_done,
             loss=loss,
-            logits=logits,
+            logits=self._objective.logits(outputs),
             labels=batch.labels,
             learning_rates=self.optimizers.learning_rates,
         )

@@ -11,7 +11,7 @@ from typing import Final, cast
 import torch
 from torch import Tensor, nn
 
-from data.criteo import CATEGORY_NAMES, NUM_DENSE
+from data.criteo import CATEGORY_NAMES, DENSE_NAMES, NUM_DENSE
 from data.dataset import Feature
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import Config
@@ -64,8 +64,9 @@ MODELS: Final[Mapping[str, Shape]] = {
         is_large=True,
         links_gbit_per_s={(2, 1): (25.0, 5.0, 1.0), (4, 2): (1.0,)},
     ),
+    "quick": Shape(recipe="tiny", overrides=("data.global_batch_size=64",), steps=5),
 }
-"""Shapes by their names in rows and figures, the one with the largest memory last."""
+"""Shapes by their names in rows and figures; `quick` is for quick runs alone."""
 
 
 class DensePart(nn.Module):
@@ -79,7 +80,8 @@ class DensePart(nn.Module):
         super().__init__()
         features = [Feature(name=name, rows=1) for name in CATEGORY_NAMES]
         torch.manual_seed(SEED)
-        model = cast("DLRM | DCNv2", build_model(shape.config.model, features, NUM_DENSE, torch.float32))
+        model = cast("DLRM | DCNv2", build_model(shape.config.model, features, DENSE_NAMES, torch.float32))
+        assert model.bottom is not None, "there are dense columns"
         self.bottom = model.bottom
         self.between: nn.Module
         self.between, self.top = (

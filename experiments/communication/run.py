@@ -101,7 +101,8 @@ class Scope:
     )
     links_gbit_per_s: tuple[float | None, ...] = (None, 25.0, 10.0, 5.0, 1.0)
     """None: not limited."""
-    models: tuple[str, ...] = tuple(MODELS)
+    models: tuple[str, ...] = ("tiny", "terabyte", "kaggle", "mlperf", "wide")
+    """The one with the largest memory last."""
     shared: tuple[str, ...] = ("tiny", "terabyte")
     """Recipes for the dense exchange's share of a step."""
     share: Effort = SHARE
@@ -126,14 +127,14 @@ class Scope:
 
 QUICK: Final = Scope(
     layouts=(NodeLayout(workers=2),),
-    links_gbit_per_s=(None, 1.0),
-    models=("tiny",),
+    links_gbit_per_s=(1.0,),
+    models=("quick",),
     shared=("tiny",),
     share=Effort(full_rounds=1, least_rounds=4, most_rounds=4, seconds=0, reach=0),
     small=Effort(full_rounds=2, least_rounds=4, most_rounds=4, seconds=0, reach=0),
     trained=("ddp", "auto", "power_sgd"),
     seeds=(0, 1),
-    trainings={"steps": 14, "evaluations": 2, "test_batches": 4},
+    trainings={"steps": 12, "evaluations": 2, "test_batches": 2},
 )
 
 
@@ -196,7 +197,12 @@ def _time_steps(
     network.limit(None)
     workers.ask(do="build", model=model, contenders=names)
     network.limit(gbit_per_s)
-    row = {"model": model, **asdict(layout), "gbit_per_s": gbit_per_s, **workers.ask(do="choose")}
+    row = {
+        "model": model,
+        **asdict(layout),
+        "gbit_per_s": gbit_per_s,
+        **workers.ask(do="choose", is_final=scope is not QUICK),
+    }
     return row | workers.ask(do="time", effort=asdict(scope.large if is_large else scope.small))
 
 

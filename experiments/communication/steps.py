@@ -37,23 +37,24 @@ class StepTimer:
         for name in names:
             self._add(name)
 
-    def choose(self) -> dict[str, Any]:
-        """Train with `auto` until its choice is final at the current link speed.
+    def choose(self, is_final: bool) -> dict[str, Any]:
+        """Train with `auto` at the current link speed until its choice is final, or until its first choice.
 
         Returns:
             `chosen`: the contender with the exchange of that choice; `plan`: the log of `auto`;
-            `settled_at_step`: the last step with a trial.
+            `settled_at_step`: the step after which it was made.
         """
         way = make_step(AUTO, self._part, self._steps)
         assert way.replicas is not None, "auto is an exchange of this project"
         steps = 0
         with _captured_log() as lines:
-            while not way.replicas.exchange.is_settled:  # the same on all ranks in every step
+            exchange = way.replicas.exchange
+            while not (exchange.is_settled if is_final else exchange.chosen):  # alike on all ranks
                 way.step(next(self._samples))
                 steps += 1
-        assert way.replicas.exchange.chosen is not None, "auto has settled"
-        self._chosen = CHOSEN[way.replicas.exchange.chosen]
-        del way
+        assert exchange.chosen is not None, "auto has settled"
+        self._chosen = CHOSEN[exchange.chosen]
+        del way, exchange
         gc.collect()  # its trials hold reference cycles, and may be as large as the model
         return {"chosen": self._chosen, "plan": "\n".join(lines), "settled_at_step": steps}
 

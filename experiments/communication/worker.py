@@ -43,8 +43,8 @@ class Worker:
             case {"do": "build", "model": model, "contenders": names}:
                 self._build(model, names)
                 return {}
-            case {"do": "choose"} if self._timer is not None:
-                return self._timer.choose()
+            case {"do": "choose", "is_final": is_final} if self._timer is not None:
+                return self._timer.choose(is_final)
             case {"do": "time", "effort": effort} if self._timer is not None:
                 return self._timer.time(Effort(**effort))
         raise ValueError(f"unknown request {request}")

@@ -29,6 +29,11 @@ def torchrun_command(module: str, arguments: Sequence[str], processes: int, rest
     return [*launcher, *workers, "-m", module, *arguments]
 
 
+def worker_command(module: str, arguments: Sequence[str]) -> list[str]:
+    """The command line of a worker without torchrun, for this interpreter; see `torchrun_command`."""
+    return [sys.executable, "-m", module, *arguments]
+
+
 def worker_environment(threads: int) -> dict[str, str]:
     """Environment variables for workers with `threads` threads each that import from this repository."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))

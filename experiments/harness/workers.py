@@ -9,7 +9,6 @@ standard output.
 import json
 import select
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from functools import partial
 from time import monotonic
 from typing import IO, Any, Final, Self
 
-from experiments.harness.launch import free_port, worker_environment
+from experiments.harness.launch import free_port, worker_command, worker_environment
 from experiments.harness.network import Network, rank_environment
 from experiments.harness.record import Record, Row
 
@@ -92,7 +91,7 @@ class Workers:
     ) -> None:
         self._network = network
         self._environment = worker_environment(threads) | dict(environment or {})
-        self._command = [sys.executable, "-m", module, json.dumps(job)]
+        self._command = worker_command(module, [json.dumps(job)])
         self._processes: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[str]] = []
         self._open = ExitStack()

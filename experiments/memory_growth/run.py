@@ -15,9 +15,10 @@ all memory and varies by megabytes with the timing of threads. Figures, of the w
 """
 
 import json
+import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -50,9 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "data.train_days": [0],
         "train.seed": 0,
         "train.epochs": 1000,
-        "train.max_steps": 440 if options.quick else 60_000,
+        "train.max_steps": 40 if options.quick else 60_000,
         "train.log_every_steps": 10 if options.quick else 100,
-        "train.evaluate_every_steps": 40 if options.quick else 1000,
+        "train.evaluate_every_steps": 10 if options.quick else 1000,
         "train.device": "cpu",
     }
     record = Record(
@@ -62,20 +63,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         quick=options.quick,
     )
     folder = options.dataset or default_dataset(quick=options.quick)
-    row = record.measure("run", partial(_train_watched, {**settings, "data.uri": str(folder)}))
+    every_steps = 2 if options.quick else 20
+    row = record.measure("run", partial(_train_watched, {**settings, "data.uri": str(folder)}, every_steps))
     return record.publish(figures_of(row["samples"]), draw)
 
 
-def _train_watched(settings: dict[str, Any]) -> Row:
-    """Train and return the memory samples of the workers."""
+def _train_watched(settings: dict[str, Any], every_steps: int) -> Row:
+    """Train and return the memory samples of the workers, one every `every_steps` steps."""
     with tempfile.TemporaryDirectory(prefix="memory-") as scratch:
         pairs = {**settings, "train.run_folder": str(Path(scratch) / "runs")}.items()
         overrides = [f"{name}={json.dumps(value)}" for name, value in pairs]
-        arguments = [scratch, "--recipe", "tiny", "--set", *overrides]
+        arguments = [scratch, str(every_steps), "--recipe", "tiny", "--set", *overrides]
         command = torchrun_command("experiments.memory_growth.worker", arguments, PROCESSES)
         with running(command, threads=1) as launch:
             while launch.process.poll() is None:
-                time.sleep(SHOWN_EVERY_S)
+                with suppress(subprocess.TimeoutExpired):
+                    launch.process.wait(SHOWN_EVERY_S)
                 for sample in _written(Path(scratch))[-1:]:
                     shown = (f"{name} {max(sample[kind]) / 1e6:.1f} MB" for kind, name in KINDS.items())
                     print(f"step {sample['step']}: {', '.join(shown)}", flush=True)

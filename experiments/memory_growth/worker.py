@@ -1,14 +1,14 @@
 """Worker of `experiments.memory_growth`: runs `dlrm.train` and records the memory of the process.
 
-torchrun starts it with the arguments `FOLDER ARGUMENTS_OF_TRAIN...`. Each worker writes lines of JSON to
-`FOLDER/RANK.jsonl`.
+torchrun starts it with the arguments `FOLDER EVERY_STEPS ARGUMENTS_OF_TRAIN...`. Each worker writes lines of
+JSON to `FOLDER/RANK.jsonl`.
 """
 
 import json
 import os
 import sys
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any
 
 import psutil
 
@@ -16,20 +16,20 @@ from dlrm import train
 from dlrm.launch.malloc import ask_for_huge_pages
 from dlrm.launch.process import leave
 
-EVERY_STEPS: Final = 20
-
 
 class MemoryRecorder:
-    """Optimizer hook that records the memory of this process every `EVERY_STEPS` steps.
+    """Optimizer hook that records the memory of this process every few steps.
 
     Only the first optimizer that makes a step counts, because a training step has several optimizers.
 
     Args:
         sink: takes a line of JSON each time.
+        every_steps: how often.
     """
 
-    def __init__(self, sink: IO[str]) -> None:
+    def __init__(self, sink: IO[str], every_steps: int) -> None:
         self._sink = sink
+        self._every_steps = every_steps
         self._process = psutil.Process()
         self._optimizer: Any = None
         self._step = 0
@@ -41,7 +41,7 @@ class MemoryRecorder:
         if optimizer is not self._optimizer:
             return
         self._step += 1
-        if self._step % EVERY_STEPS == 0:
+        if self._step % self._every_steps == 0:
             info = self._process.memory_full_info()
             heap = psutil.heap_info()
             in_use = heap.heap_used + heap.mmap_used
@@ -52,12 +52,12 @@ class MemoryRecorder:
 
 def main() -> int:
     """Train with the recorder; returns the exit code of `dlrm.train`."""
-    folder = Path(sys.argv.pop(1))
+    folder, every_steps = Path(sys.argv.pop(1)), int(sys.argv.pop(1))
     ask_for_huge_pages()
     from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415  # torch reads the setting when it is imported
 
     with (folder / f"{os.environ['RANK']}.jsonl").open("w") as sink:
-        register_optimizer_step_post_hook(MemoryRecorder(sink))
+        register_optimizer_step_post_hook(MemoryRecorder(sink, every_steps))
         return train.main()
 
 

@@ -69,7 +69,7 @@ def check_recovery(history: History, claim: Claim, shards: Sequence[TableShard])
     counts = Counts(rows=sum(shard.num_rows for shard in shards))
     if not history.logs:
         return counts
-    lives = claim.kind in {"process", "partial"}
+    lives = claim.kind in {"process", "mirror", "partial"}
     base = claim.step if lives else claim.save_step or 0
     done_by_all, done_by_some = history.last_steps
     if lives and not done_by_all - 1 <= claim.step <= done_by_some:

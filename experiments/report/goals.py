@@ -6,6 +6,7 @@ from enum import Enum
 from math import inf
 from typing import Final
 
+from dlrm.config.schema import MODELS
 from experiments.report.results import FigureValue, Result, finished_only, number
 
 
@@ -88,6 +89,8 @@ def _goals(experiment: str, sense: Sense, where: str = "", **limits: float) -> l
 
 RESOLUTION: Final = 0.0002
 """Difference in AUC that the emulation was to resolve, set before its first run: the margin of its goals."""
+REFERENCE_MARGIN: Final = 0.002
+"""Difference in AUC, and in log loss, of two implementations of a model, set before the first run."""
 PRECISION_MARGIN: Final = 0.0005
 """Difference in AUC that numerics may make, set before the first run with mixed precision."""
 
@@ -96,6 +99,18 @@ GOALS: Final[Sequence[Goal]] = [
     *_goals("caching", Sense.AT_LEAST, second_epoch_speedup=5),
     *_goals("caching", Sense.AT_MOST, first_epoch_ratio=1),
     *_goals("throughput", Sense.AT_LEAST, ratio_to_torchrec_best=2, ratio_to_torchrec_fp32=1.3),
+    *_goals(
+        "models",
+        Sense.NOT_WORSE,
+        "than the counterpart in TorchRec or DeepCTR-Torch",
+        **{f"auc_minus_reference_{kind}": REFERENCE_MARGIN for kind in MODELS},
+    ),
+    *_goals(
+        "models",
+        Sense.AT_MOST,
+        "minus that of the counterpart",
+        **{f"log_loss_minus_reference_{kind}": REFERENCE_MARGIN for kind in MODELS},
+    ),
     *_goals("precision", Sense.WITHIN, auc_bf16_minus_fp32=PRECISION_MARGIN),
     *_goals("memory_growth", Sense.AT_MOST, growth_bytes_per_1000_steps=0),
     *_goals(

@@ -103,9 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     scope, workload = SplittingScope(), TerabyteWorkload()
     if options.quick:
-        scope = SplittingScope(models=("lr", "dlrm"), workers=(2,), links_gbit_per_s=(1.0, None))
+        scope = SplittingScope(models=("lr", "dlrm"), workers=(2,), links_gbit_per_s=(1.0,))
         workload = TerabyteWorkload(
-            max_rows=500, global_batch_size=256, num_batches=2, cell_s=0, rounds=(3, 3)
+            max_rows=500, global_batch_size=64, num_batches=2, cell_s=0, rounds=(3, 3)
         )
     require_links(parser)
     circumstances = asdict(scope) | asdict(workload)

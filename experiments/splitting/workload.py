@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from data.batch import Batch
-from data.criteo import CATEGORY_NAMES, NUM_DENSE, TERABYTE_CAP, TERABYTE_CARDINALITIES, capped
+from data.criteo import CATEGORY_NAMES, DENSE_NAMES, TERABYTE_CAP, TERABYTE_CARDINALITIES, capped
 from data.dataset import Feature
 from data.loader import LoaderConfig
 from data.synthetic.config import BAG_SIZES
@@ -92,7 +92,7 @@ class TerabyteWorkload:
 
     def unsharded(self, model: str) -> nn.Module:
         """The model before sharding; its tables take no memory."""
-        return build_model(self.config(model, "torchrec").model, self.features, NUM_DENSE, torch.float32)
+        return build_model(self.config(model, "torchrec").model, self.features, DENSE_NAMES, torch.float32)
 
     def inputs(self, config: Config, ranks: Ranks) -> Inputs:
         """Inputs to build the trainer's model from, without a data loader."""

@@ -24,6 +24,7 @@ from cpr.errors import (
     DivergedRunError,
     MismatchError,
     NoProgressError,
+    NotEnoughMemoryError,
     SaveFailedError,
     SaveRefusedError,
     StartOverError,
@@ -34,6 +35,7 @@ from cpr.faults import AtStep, InjectedError, Plan, Raise, StorageError
 from cpr.recovery.restore.restorer import RowTransfer
 from cpr.recovery.run.report import KILLED
 from cpr.saving.cadence import FIRST_STEPS
+from cpr.shards import find_shards
 from tests.cpr.recovery.workers import BATCH, assert_same
 
 
@@ -45,12 +47,21 @@ def test_a_first_run_starts_and_says_so(new_worker):
     assert worker.recovery.recoveries[0].seconds.keys() >= {"imports", "rendezvous", "build", "first_step"}
 
 
-def test_killed_between_steps_nothing_is_lost_and_nothing_is_read(new_worker):
-    worker = new_worker(restarted=False).restore().train(12)
+SEQUENCES = {
+    "sequences": {"s": 30, "t": 25},
+    "layout": {"a": "tw", "b": "cw", "c": "dp", "s": "rw", "t": "tw"},
+}
+"""Tables that are not pooled beside those that are."""
+COLLECTIONS = pytest.mark.parametrize("tables", [{}, SEQUENCES], ids=["bags", "sequences"])
+
+
+@COLLECTIONS
+def test_killed_between_steps_nothing_is_lost_and_nothing_is_read(new_worker, tables):
+    worker = new_worker(restarted=False, **tables).restore().train(12)
     alive = worker.values()
     worker.die()
 
-    again = new_worker().restore()
+    again = new_worker(**tables).restore()
     assert_same(again.values(), alive)
     story = again.story
     assert (story.kind, story.step, story.interrupted) == ("process", 12, False)
@@ -110,12 +121,13 @@ def test_failures_that_cannot_be_injected_are_refused_before_a_model_is_built(
         recovery.building().__enter__()
 
 
-def test_it_continues_bit_for_bit_as_if_nothing_had_happened(new_worker):
-    new_worker(restarted=False).restore().train(12).die()
-    again = new_worker().restore().train(8)
+@COLLECTIONS
+def test_it_continues_bit_for_bit_as_if_nothing_had_happened(new_worker, tables):
+    new_worker(restarted=False, **tables).restore().train(12).die()
+    again = new_worker(**tables).restore().train(8)
     values = again.values()
     again.die()
-    undisturbed = new_worker(restarted=False, folder=again_folder(again), save_every_steps=0)
+    undisturbed = new_worker(restarted=False, folder=again_folder(again), save_every_steps=0, **tables)
     undisturbed.restore().train(20)
     assert_same(undisturbed.values(), values)
 
@@ -189,12 +201,13 @@ def test_a_worker_that_dies_again_before_it_trains_changes_nothing(new_worker):
     assert [each.kind for each in again.recovery.recoveries] == ["start", "process", "process"]
 
 
-def test_all_memory_gone_is_a_full_recovery_to_the_exact_position(new_worker, wipe):
-    worker = new_worker(restarted=False, resume=False).restore().train(10).wait_for_save()
+@COLLECTIONS
+def test_all_memory_gone_is_a_full_recovery_to_the_exact_position(new_worker, wipe, tables):
+    worker = new_worker(restarted=False, resume=False, **tables).restore().train(10).wait_for_save()
     saved = worker.values()
     worker.train(2).die()
     wipe()
-    again = new_worker(resume=False).restore()  # not a new run, whatever new runs are to do
+    again = new_worker(resume=False, **tables).restore()  # not a new run, whatever new runs are to do
     assert (again.story.kind, again.story.step, again.story.save_step) == ("full", 10, 10)
     assert "no worker's memory is left" in again.story.reason
     assert_same(again.values(), saved)
@@ -300,8 +313,87 @@ def test_what_was_put_back_before_all_must_go_back_to_the_beginning_is_not_train
 def test_another_model_means_full_recovery_which_says_what_differs(new_worker):
     new_worker(restarted=False).restore().train(6).wait_for_save().die()
     again = new_worker(rows={"a": 100, "b": 41, "c": 20})
-    with pytest.raises(MismatchError, match="40 x 8"):
+    with pytest.raises(MismatchError, match="grow:b"):
         again.restore()
+
+
+def end(worker):
+    worker.recovery.close()
+    dist.destroy_process_group()
+
+
+GROWN = {"a": 150, "b": 41, "c": 25}
+GROWS = cpr.Changes.of("grow:*")
+
+
+def test_after_growth_memory_of_the_smaller_tables_is_never_mixed_in(new_worker):
+    """Live memory is ahead of the save: the rest would be of another step than the rows."""
+    new_worker(restarted=False).restore().train(5).wait_for_save().train(4).die()
+    grown = new_worker(rows=GROWN)
+    assert not grown.recovery.tables_adopted
+    built = whole(find_shards(grown.model))
+    grown.restore(changes=GROWS)
+    assert (grown.story.kind, grown.story.step, grown.position.next) == ("full", 5, 5)
+    for name, table in whole_tables(grown).items():
+        old = {"a": 100, "b": 40, "c": 20}[name[-1]]
+        assert torch.equal(table[old:], built[name][old:])
+        assert not torch.equal(table[:old], built[name][:old])
+
+
+@pytest.mark.parametrize("priority", [None, cpr.PriorityConfig(scheme="mfu", ratio=0.5)])
+def test_after_growth_a_lost_node_gets_its_rows_from_saves_of_the_grown_tables(new_worker, wipe, priority):
+    options = {"priority": priority, "save_every_steps": 4}
+    end(new_worker(restarted=False, **options).restore().train(5))
+    options["rows"] = GROWN
+    grown = new_worker(restarted=False, **options).restore(changes=GROWS)
+    assert (grown.story.kind, grown.story.step) == ("resume", 5)
+    grown.train(2)
+    alive = grown.values()
+    grown.die()
+
+    second = new_worker(**options).restore(changes=GROWS)
+    assert second.story.kind == "process", "its memory is of the grown tables"
+    assert_same(second.values(), alive)
+    second.die()
+    wipe()
+
+    third = new_worker(**options).restore(changes=GROWS)
+    assert (third.story.kind, third.story.step) == ("full", 6 if priority else 5)
+    third.train(12).wait_for_save()
+    alive = third.values()
+    end(third)
+    last = new_worker(restarted=False, **options).restore()
+    assert last.story.step == third.recovery.steps_done
+    assert_same(last.values(), alive)
+
+
+def test_new_rows_that_were_trained_do_not_pass_for_initial_ones(new_worker, tmp_path):
+    """Adopted memory holds them, when all must go back to a save of the smaller tables."""
+    end(new_worker(restarted=False).restore().train(5))
+    options = {"rows": GROWN, "save_every_steps": 0}
+    grown = new_worker(restarted=False, **options).restore(changes=GROWS)
+    loaded = grown.values()
+    grown.train(2).die()
+    for path in (tmp_path / "memory").glob("*/*/*/replica-?"):
+        path.write_bytes(b"\xff" * 640)
+    second = new_worker(**options)
+    assert second.recovery.tables_adopted
+    with pytest.raises(StartOverError, match="what was saved is of other tables"):
+        second.restore(changes=GROWS)
+    second.die()
+    third = new_worker(**options).restore(changes=GROWS)
+    assert (third.story.kind, third.story.step) == ("full", 5)
+    assert_same(third.values(), loaded)
+
+
+def test_another_layout_moves_rows_that_are_not_pooled(new_worker):
+    worker = new_worker(restarted=False, **SEQUENCES).restore().train(7)
+    rows = whole_tables(worker)
+    worker.die()
+    options = {**SEQUENCES, "layout": {"a": "cw", "b": "tw", "c": "dp", "s": "tw", "t": "cw"}}
+    again = new_worker(**options).restore()
+    assert (again.story.kind, again.story.step, again.story.bytes_read) == ("process", 7, 0)
+    assert_same(whole_tables(again), rows)
 
 
 def test_another_layout_moves_rows(new_worker):
@@ -414,7 +506,10 @@ def test_a_failure_that_costs_more_than_max_pls_is_recovered_fully_before_any_ro
         (loss,) = again.story.losses
         assert (loss.num_rows, loss.samples) == (20, 2 * BATCH)
         assert loss.pls == again.story.pls_added == again.recovery.pls == pytest.approx(0.02)
-        assert_same(whole_tables(again), {**alive, "ebc.embedding_bags.c": saved["ebc.embedding_bags.c"]})
+        assert_same(
+            whole_tables(again),
+            {**alive, "ebc.embedding_bags.c": saved["ebc.embedding_bags.c"]},
+        )
     else:
         assert "from 0.000000 to 0.020000, above max_pls = 0.01" in again.story.reason
         assert (again.story.step, again.recovery.pls, again.story.losses) == (5, charged, ())
@@ -423,8 +518,12 @@ def test_a_failure_that_costs_more_than_max_pls_is_recovered_fully_before_any_ro
 
 def whole_tables(worker):
     """Weights by table, whatever the layout."""
+    return whole(worker.recovery.checkpointer.shards)
+
+
+def whole(shards):
     tables = {}
-    for shard in worker.recovery.checkpointer.shards:
+    for shard in shards:
         whole = tables.setdefault(shard.table_fqn, torch.zeros(shard.table_shape))
         whole[
             shard.row_offset : shard.row_offset + shard.num_rows,
@@ -705,6 +804,25 @@ def test_an_end_at_the_step_of_a_periodic_save_is_saved_once(new_worker, moment)
     later = new_worker(restarted=False).restore()
     assert later.recovery.checkpointer.newest_state().sequence == 0
     assert_same(later.values(), values)
+
+
+def full(*_):
+    raise NotEnoughMemoryError("5 MB of shared memory are needed: enlarge it")
+
+
+def test_no_room_for_mirrors_stops_a_new_run_and_not_one_that_has_begun(new_worker, monkeypatch, caplog):
+    new_worker(restarted=False).restore().train(3).die()
+    monkeypatch.setattr("cpr.session.start_mirror", full)
+    assert new_worker().restore().train(1).recovery.steps_done == 4
+    assert "training continues without mirrors: 5 MB" in caplog.text
+
+
+def test_no_room_for_mirrors_is_told_before_the_first_step(new_worker, monkeypatch):
+    monkeypatch.setattr("cpr.session.start_mirror", full)
+    worker = new_worker(restarted=False)
+    with pytest.raises(NotEnoughMemoryError, match="enlarge it"):
+        worker.restore()
+    worker.die()
 
 
 def test_the_package_gives_its_public_names_and_is_cheap_to_import(monkeypatch):

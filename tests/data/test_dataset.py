@@ -1,9 +1,11 @@
 """A data set that cannot be read: what is said of it."""
 
+import json
+
 import pytest
 
 from data import dataset
-from data.dataset import MANIFEST_NAME, read_manifest
+from data.dataset import MANIFEST_NAME, DatasetManifest, Feature, read_manifest
 
 
 @pytest.mark.parametrize("name", ["absent", "file", "file/inside", "empty"])
@@ -45,3 +47,42 @@ def test_unreachable_store_is_named_without_secrets(monkeypatch):
     with pytest.raises(ValueError, match=r"s3://bucket/a cannot be opened") as error:
         read_manifest("s3://key:secret@bucket/a?speed=5")
     assert "secret" not in str(error.value)
+
+
+def test_a_manifest_without_the_newer_fields_has_the_bytes_of_an_older_one():
+    manifest = DatasetManifest(features=(Feature(name="cat_0", rows=3),), parts=(), dense=("int_0",))
+    text = manifest.to_json()
+    assert set(json.loads(text)) == {"features", "parts", "dense", "provenance", "format_version"}
+    assert json.loads(text)["features"] == [{"name": "cat_0", "rows": 3}]
+    assert DatasetManifest.from_json(text) == manifest
+
+
+def test_all_fields_of_a_manifest_are_read_back():
+    manifest = DatasetManifest(
+        features=(
+            Feature(name="tags", rows=9, weights="scores"),
+            Feature(name="more", rows=0, weights="scores"),
+        ),
+        parts=(),
+        dense=(),
+        label="clicked",
+        schema={"label": {"name": "clicked"}},
+    )
+    assert DatasetManifest.from_json(manifest.to_json()) == manifest
+    assert manifest.columns == ("clicked", "tags", "more", "scores")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"features": (), "dense": ()}, "neither dense columns nor features"),
+        ({"dense": ("a", "a")}, "column 'a' of the data set has two roles"),
+        ({"label": "f"}, "column 'f' of the data set has two roles"),
+        ({"dense": ("",)}, "empty name"),
+        ({"features": (Feature(name="f", rows=1, weights="f"),)}, "column 'f' of the data set has two roles"),
+    ],
+)
+def test_a_manifest_whose_columns_have_no_role_or_two_is_refused(changes, message):
+    fields = {"features": (Feature(name="f", rows=1),), "parts": (), "dense": ("a",), **changes}
+    with pytest.raises(ValueError, match=message):
+        DatasetManifest(**fields)

@@ -10,11 +10,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from cpr.shards import find_shards
 from data.batch import Batch
 from data.dataset import Feature
-from data.synthetic import SyntheticConfig, generate
+from data.synthetic import SyntheticConfig
 from dlrm.config.schema import Config, ModelConfig, ShardingConfig, TablesConfig, TrainConfig
 from dlrm.sharding import plan
 from dlrm.sharding.pooled import PooledFeatures
 from dlrm.training.build import shard
+from tests.datasets import generate_few
 from tests.dlrm.inputs import fake_inputs
 
 
@@ -30,10 +31,9 @@ def world_of_one():
 def small_dataset(tmp_path_factory):
     """Three days of 256 samples in two row groups each; tests must not change the files."""
     folder = tmp_path_factory.mktemp("data") / "dataset"
-    generate(
+    return generate_few(
         SyntheticConfig(scale=1e-4, days=3, rows_per_day=256, rows_per_block=128, rows_per_file=256), folder
     )
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -60,8 +60,9 @@ def materialize():
 @pytest.fixture(scope="session")
 def make_batch(features):
     """Random batches; multi-hot ones have bags of 0 to 3 ids."""
+    all_features = features
 
-    def work(size, seed, multi_hot=False):
+    def work(size, seed, multi_hot=False, features=all_features, num_dense=13, weighted=False):
         generator = torch.Generator().manual_seed(seed)
         bags = size * len(features)
         lengths = (
@@ -73,9 +74,12 @@ def make_batch(features):
         limits = rows.repeat_interleave(lengths)
         ids = (torch.rand(limits.numel(), generator=generator) * limits).long()
         return Batch(
-            dense=torch.rand(size, 13, generator=generator),
+            dense=torch.rand(size, num_dense, generator=generator),
             sparse=KeyedJaggedTensor(
-                keys=[feature.name for feature in features], values=ids, lengths=lengths
+                keys=[feature.name for feature in features],
+                values=ids,
+                lengths=lengths,
+                weights=torch.randn(len(ids), generator=generator) if weighted else None,
             ),
             labels=torch.randint(0, 2, (size,), generator=generator).float(),
             num_valid=size,
@@ -91,7 +95,9 @@ def shard_model(world_of_one, features, monkeypatch):
     TorchRec never replicates tables for one rank by itself, but it can, and the path is the same.
     """
 
-    def work(kinds=None, model=None, tables=None, precision="fp32", batch_size=16):
+    all_features = features
+
+    def work(kinds=None, model=None, tables=None, precision="fp32", batch_size=16, features=all_features):
         constraints_of = plan._constraints
 
         def with_kinds(*arguments):

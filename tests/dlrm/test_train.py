@@ -17,7 +17,7 @@ def test_flags_are_pinned(monkeypatch):
 
     monkeypatch.setattr(argparse._ActionsContainer, "add_argument", spy)
     parse(["--recipe", "tiny"])
-    assert flags == ["-h", "--help", "--recipe", "--resume", "--warm-start", "--set", "--sharding"]
+    assert flags == ["-h", "--help", "--recipe", "--resume", "--warm-start", "--allow", "--set", "--sharding"]
 
 
 def test_set_may_be_repeated():
@@ -38,6 +38,7 @@ def test_sharding_is_short_for_an_override():
         (["--recipe", "tiny", "--epochs", "3"], "unrecognized arguments: --epochs 3; see --help"),
         (["--rec", "tiny"], "--recipe"),
         (["--resume", "a", "--warm-start", "b"], "not allowed with"),
+        (["--recipe", "tiny", "--allow", "grow:a"], "--allow says how a save may differ"),
         (["--recipe", "tiny", "--sharding", "best"], "choose from '?torchrec'?, '?des'?, '?auto"),
     ],
 )

@@ -9,6 +9,7 @@ from experiments import mstopk, precision, rare_rows, sensitivity
 from experiments.codecs import run as codecs
 from experiments.communication import figures as communication
 from experiments.harness.record import RESULTS
+from experiments.models import run as models
 from experiments.scaling import run as scaling
 from experiments.splitting import figures as splitting
 from experiments.throughput import run as throughput
@@ -23,6 +24,7 @@ def splitting_rows(rows):
 FIGURES = {
     "codecs": lambda stored: codecs.figures_of(stored["rows"]),
     "communication": lambda stored: communication.figures_of(stored["rows"])[0],
+    "models": lambda stored: models.figures_of(stored["rows"]),
     "mstopk": lambda stored: mstopk.figures_of(stored["rows"]),
     "precision": lambda stored: precision.figures_of(stored["rows"]),
     "rare_rows": lambda stored: rare_rows.figures_of(stored["rows"]),

@@ -7,24 +7,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from data.synthetic import SyntheticConfig, generate
+from data.synthetic import SyntheticConfig
+from tests.datasets import generate_few
 
-STEPS = 200
-"""Of one epoch with `settings`."""
 CLOCKS = {"seconds", "samples_per_s", "exchange_seconds", "exchange_share"}
 PATIENCE_S = 120.0
 
 
 def make_dataset(folder: Path) -> Path:
     """Two days of training data and one of evaluation data."""
-    generate(
+    generate_few(
         SyntheticConfig(scale=1e-4, days=3, rows_per_day=2000, rows_per_block=500, rows_per_file=1000), folder
     )
     return folder
 
 
 def settings(dataset: Path, runs: Path, *more: str) -> tuple[str, ...]:
-    """Command line of 200 steps in one epoch; `more` settings come last."""
+    """Command line of one epoch of 200 steps; `more` settings come last."""
     return (
         *("--recipe", "tiny", "--set", f"data.uri={dataset}", f"train.run_folder={runs}"),
         *("data.global_batch_size=20", "train.log_every_steps=10", *more),

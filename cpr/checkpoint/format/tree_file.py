@@ -68,6 +68,27 @@ def write_state(sink: Sink, tree: Any) -> HashingSink:
     return hashing
 
 
+def state_bytes(tree: Any) -> bytearray:
+    """The file that `write_state` writes, in memory.
+
+    Raises:
+        ValueError: as `write_state`.
+    """
+    sink = _Memory()
+    write_state(sink, tree)
+    return sink.data
+
+
+class _Memory:
+    """A sink in memory."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: memoryview) -> None:
+        self.data += data
+
+
 def read_state(data: memoryview) -> Any:
     """Read the tree in a file that `write_state` wrote; tensors get memory of their own.
 

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -235,11 +235,13 @@ def load_shards(
     state: State,
     shards: Sequence[TableShard],
     progress: Callable[[int], None] | None = None,
+    weights_only: bool = False,
 ) -> int:
     """Overwrite shards (weights, optimizer state and counters) with a saved state; returns the bytes read.
 
     The shards are all or some of this rank's, under any sharding plan. `progress` is called in this thread
-    with the bytes of each chunk that is done; they add up to `bytes_to_read`.
+    with the bytes of each chunk that is done; they add up to `bytes_to_read`. With `weights_only`, shards may
+    lack optimizer state that was saved, which is passed over.
 
     Raises:
         MismatchError: the state is of another model; nothing has been changed.
@@ -247,7 +249,7 @@ def load_shards(
             shards may hold a mixture then: load an older state over them.
         CheckpointError: the storage fails; shards may hold a mixture, too.
     """
-    reads, targets = _plan(state, shards)
+    reads, targets = _plan(state, shards, weights_only)
     counters = [pair for shard in shards for pair in _counters(state, shard)]
     with _writing(shards):
         bytes_read = run_reads(storage, reads, progress)
@@ -258,13 +260,13 @@ def load_shards(
     return bytes_read
 
 
-def bytes_to_read(state: State, shards: Sequence[TableShard]) -> int:
+def bytes_to_read(state: State, shards: Sequence[TableShard], weights_only: bool = False) -> int:
     """Number of bytes that `load_shards` will read.
 
     Raises:
         MismatchError, CorruptFileError: as `load_shards`, before anything is read.
     """
-    reads, _ = _plan(state, shards)
+    reads, _ = _plan(state, shards, weights_only)
     for shard in shards:
         _counters(state, shard)
     return sum(read.chunk.length for read in reads)
@@ -312,9 +314,9 @@ def _counters(state: State, shard: TableShard) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def _plan(state: State, shards: Sequence[TableShard]) -> tuple[list[Read], list[Target]]:
+def _plan(state: State, shards: Sequence[TableShard], weights_only: bool) -> tuple[list[Read], list[Target]]:
     for shard in shards:
-        check_fit(state, shard)
+        check_fit(state, shard, weights_only)
     sources = [entry.extent for save in state.saves for entry in save.rows]
     targets = [Target(shard, sources) for shard in shards]
     return plan_reads(state, targets), targets
@@ -332,8 +334,10 @@ def _writing(shards: Sequence[TableShard]) -> Iterator[None]:
             shard.invalidate()
 
 
-def check_fit(state: State, shard: TableShard) -> None:
+def check_fit(state: State, shard: TableShard, weights_only: bool = False) -> None:
     """Refuse a state of another model, and one that does not hold each row of the shard exactly once.
+
+    With `weights_only`, columns that were saved and that the shard lacks are no difference.
 
     Raises:
         MismatchError: the table is missing in the state, or has other rows, columns, data types or optimizer
@@ -347,10 +351,13 @@ def check_fit(state: State, shard: TableShard) -> None:
             f"{path} has no table {shard.table_fqn}; it has {_listed(state.newest.tables)}. Load it into the "
             "model that it was saved from, or give this model a checkpoint directory of its own"
         )
-    live = table_entry(shard)
+    live, compared = table_entry(shard), saved
+    if weights_only:
+        kept = {name: column for name, column in saved.columns.items() if name in live.columns}
+        compared = replace(saved, columns=kept)
     differences = [
         ("size", f"{live.rows} x {live.cols}", f"{saved.rows} x {saved.cols}"),
-        ("columns", _columns(live), _columns(saved)),
+        ("columns", _columns(live), _columns(compared)),
     ]
     for what, here, there in differences:
         if here != there:

@@ -1,71 +1,26 @@
 """The state of a run without its table rows: captured in one moment, checked, and restored.
 
 Dense parameters and common registered states are equal on all ranks, so only rank 0 writes them; per-rank
-states (random generators, for example) are written by each rank. `OptimizerState` adapts optimizers to
-registered states.
+states (random generators, for example) are written by each rank.
 """
 
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torchrec.optim.keyed import KeyedOptimizer
 
 from cpr.checkpoint.format.manifest import TableEntry
 from cpr.checkpoint.format.part import tables_of
+from cpr.checkpoint.state.changes import UNCHANGED, Changes, Difference
 from cpr.errors import CheckpointError, MismatchError
 from cpr.shards import dense_tensors
-from cpr.shards.optimizers import create_state, forget_state
 from cpr.shards.shard import TableShard
-
-
-class OptimizerState:
-    """An optimizer as a registered state; creates or drops per-parameter state to match what is loaded.
-
-    TorchRec's keyed optimizers load in place, so they must have state for exactly the parameters for which
-    state was saved.
-
-    Args:
-        optimizer: of PyTorch or TorchRec, without fused parts.
-        shards: table shards whose optimizer state is saved with their rows: of an optimizer that updates
-            nothing else, only the options of its parameter groups (such as learning rates) are saved.
-    """
-
-    def __init__(self, optimizer: Optimizer, shards: Sequence[TableShard] = ()) -> None:
-        self._optimizer = optimizer
-        memory = {shard.weights.untyped_storage().data_ptr() for shard in shards}
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        self.has_only_tables = bool(shards) and all(
-            isinstance(each, Tensor) and each.untyped_storage().data_ptr() in memory for each in parameters
-        )
-        """Whether the optimizer updates only tables."""
-
-    def state_dict(self) -> Any:
-        """The optimizer's state dict."""
-        state = self._optimizer.state_dict()
-        return {**state, "state": {}} if self.has_only_tables else state
-
-    def load_state_dict(self, state: Any) -> None:
-        """Restore the optimizer."""
-        if self.has_only_tables:
-            saved_groups = state.get("param_groups", ())
-            for group, saved in zip(self._optimizer.param_groups, saved_groups, strict=False):
-                group.update({name: value for name, value in saved.items() if name != "params"})
-            return
-        wanted = None
-        if isinstance(self._optimizer, KeyedOptimizer):
-            parameters = self._optimizer.params
-            wanted = [parameters[key] for key in state["state"] if key in parameters]
-            forget_state(self._optimizer, wanted)
-        if state["state"]:
-            create_state(self._optimizer, wanted)
-        self._optimizer.load_state_dict(state)
 
 
 @dataclass(frozen=True)
@@ -107,6 +62,14 @@ class Heir(Protocol):
         Args:
             states: saved by this rank, if any, and by the former ranks that are assigned to this rank.
         """
+
+
+@runtime_checkable
+class OfTensors(Protocol):
+    """State that belongs to tensors of the model, such as an optimizer's; some of them may start anew."""
+
+    def load_except(self, state: Any, fresh: Sequence[Tensor]) -> Any:
+        """Restore a state, but for the parts of `fresh` tensors, which stay as they are."""
 
 
 class ModelState:
@@ -152,27 +115,69 @@ class ModelState:
         """Whether some per-rank state survives a change of the world size."""
         return any(isinstance(state, Heir) for state in self._own.values())
 
-    def check(self, common: Mapping[str, Any], names: Collection[str] | None = None) -> None:
-        """Refuse saved state that does not fit this model.
+    def differences(self, common: Mapping[str, Any]) -> list[Difference]:
+        """Dense tensors whose shape differs from what was saved, or that are on one side only.
+
+        Raises:
+            MismatchError: a tensor has another data type.
+        """
+        saved, found = common["dense"], []
+        for name in sorted(set(saved) ^ set(self._dense)):
+            where = "the model" if name in self._dense else "the saved state"
+            found.append(Difference(kind="reset", name=name, text=f"only {where} has {name!r}"))
+        for name, mine in self._dense.items():
+            if name not in saved:
+                continue
+            theirs = saved[name]
+            here, there = (f"{each.dtype} {list(each.shape)}" for each in (mine, theirs))
+            text = f"{name} is {here} in the model and {there} in the saved state"
+            if mine.dtype != theirs.dtype:
+                raise MismatchError(f"{text}: build the model with the options it was saved with")
+            if mine.shape != theirs.shape:
+                detail = f" ({list(theirs.shape)} to {list(mine.shape)})"
+                found.append(Difference(kind="reset", name=name, text=text, detail=detail))
+        return found
+
+    def asked_for(
+        self, common: Mapping[str, Any], names: Collection[str] | None, changes: Changes
+    ) -> list[Difference]:
+        """What fits the saved state and starts anew all the same, as `changes` name it.
+
+        So do registered states and, in a warm start, dense tensors. `names` are those of `ModelLoader.load`.
+        """
+        found = [
+            name
+            for name in (*self._common, *self._own)
+            if name in changes.reset and (names is None or name in names)
+        ]
+        if names is not None:  # else: a restarted worker says the same words, and keeps what it has learned
+            saved = common["dense"]
+            found += [
+                name
+                for name, mine in self._dense.items()
+                if changes.resets(name) and name in saved and saved[name].shape == mine.shape
+            ]
+        return [Difference(kind="reset", name=name) for name in found]
+
+    def fresh_tensors(self, found: Collection[Difference]) -> list[Tensor]:
+        """Dense tensors that start anew by these differences."""
+        names = {each.name for each in found if each.kind == "reset"}
+        return [tensor for name, tensor in self._dense.items() if name in names]
+
+    def check(
+        self,
+        common: Mapping[str, Any],
+        names: Collection[str] | None = None,
+        changes: Changes = UNCHANGED,
+    ) -> None:
+        """Refuse saved state that does not fit this model, but for what `changes` allow.
 
         Raises:
             MismatchError: names the difference and what to do.
         """
-        saved = common["dense"]
-        for name in sorted(set(saved) ^ set(self._dense)):
-            where = "the model" if name in self._dense else "the saved state"
-            raise MismatchError(
-                f"only {where} has {name!r}: build the model with the options it was saved with"
-            )
-        for name, tensor in self._dense.items():
-            here, there = (f"{each.dtype} {list(each.shape)}" for each in (tensor, saved[name]))
-            if here != there:
-                raise MismatchError(
-                    f"{name} is {here} in the model and {there} in the saved state: build the model with the "
-                    "options it was saved with"
-                )
+        changes.check(self.differences(common), "the saved state")
         wanted = set(self._common) - self._optional if names is None else set(names)
-        if missing := sorted(wanted - set(common["registered"])):
+        if missing := sorted(wanted - set(common["registered"]) - set(changes.reset)):
             raise MismatchError(
                 f"{missing[0]!r} is registered, but was not when this was saved. What to do: resume with the "
                 "program and launcher options with which it was saved, or warm-start a new run"
@@ -204,31 +209,47 @@ class ModelState:
         common: Mapping[str, Any],
         own: Mapping[str, Any] | None,
         gone: Sequence[Mapping[str, Any]] = (),
+        changes: Changes = UNCHANGED,
+        fresh: Sequence[Tensor] = (),
     ) -> int:
         """Load checked state; returns the training steps done.
 
         `own` is the state of this rank, None if it was saved at another world size; `gone` are those of
-        former ranks that are assigned to this rank: only an `Heir` takes them.
+        former ranks that are assigned to this rank: only an `Heir` takes them. `fresh` are tensors of the
+        model that are not loaded, and neither is their optimizer state.
 
         Raises:
             MismatchError: a registered state refuses its part.
         """
-        self.apply_common(common, self._common)
+        self.apply_common(common, self._common, changes, fresh)
         for name, owned in self._own.items():
+            if name in changes.reset:
+                continue
             if isinstance(owned, Heir):
                 _load(name, owned.inherit, [each[name] for each in (own or {}, *gone) if name in each])
             elif own is not None and name in own:
                 _load(name, owned.load_state_dict, own[name])
         return int(common["steps_done"])
 
-    def apply_common(self, common: Mapping[str, Any], names: Collection[str]) -> None:
-        """Load dense parameters, and those of the named registered states that were saved."""
+    def apply_common(
+        self,
+        common: Mapping[str, Any],
+        names: Collection[str],
+        changes: Changes = UNCHANGED,
+        fresh: Sequence[Tensor] = (),
+    ) -> None:
+        """Load dense parameters, and those of the named registered states that were saved; see `apply`."""
         with torch.no_grad():
             for name, tensor in self._dense.items():
-                tensor.copy_(common["dense"][name])
+                if not any(tensor is each for each in fresh):
+                    tensor.copy_(common["dense"][name])
         for name in names:
-            if name in common["registered"]:
-                _load(name, self._common[name].load_state_dict, common["registered"][name])
+            if name in common["registered"] and name not in changes.reset:
+                state = self._common[name]
+                load = state.load_state_dict
+                if isinstance(state, OfTensors):
+                    load = partial(state.load_except, fresh=fresh)
+                _load(name, load, common["registered"][name])
 
 
 def _load(name: str, load: Callable[[Any], Any], saved: Any) -> None:

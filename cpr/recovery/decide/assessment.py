@@ -85,6 +85,10 @@ class SegmentReport:
     """Counters of the tables' optimizers, by table and name, as of the slot."""
     problem: str | None = None
     """Why something in the segment cannot be used."""
+    is_mirror: bool = False
+    """Whether this is the copy of `old_rank`'s rows that another worker kept; it has no slot."""
+    samples: int | None = None
+    """Of a mirror: samples trained by the run at its step; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +122,18 @@ class Held:
     """Training steps that the old worker had finished."""
     generation: int
     """Generation that completed the memory."""
+    is_mirror: bool = False
+    """Whether the shard is in the mirror of the worker that owned it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorMoment:
+    """The moment of a mirror that is used."""
+
+    step: int
+    """Training steps done."""
+    samples: int | None
+    """Samples trained by the run until then; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +173,14 @@ class Assessment:
     refused: tuple[str, ...] = ()
     counters: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The newest counters of each table's optimizer, where known."""
+    mirrored: Mapping[int, MirrorMoment] = field(default_factory=dict)
+    """Old workers in `lost` of which there is a mirror."""
+
+    @property
+    def missing(self) -> list[int]:
+        """Old workers in `lost` of which there is no mirror of the step of the newest replicated state."""
+        step = None if self.slot is None else self.slot.step
+        return [rank for rank in self.lost if rank not in self.mirrored or self.mirrored[rank].step != step]
 
 
 def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
@@ -165,7 +189,8 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
     Memory counts if it descends from the newest save of the directory, and if its worker had finished the
     step of the newest replicated state, or died in that step, after the one before. Older memory was left
     behind. Memory older than a generation that went back to a checkpoint never counts, however many steps it
-    has.
+    has. The mirror of a worker counts if the worker's own memory does not, and no later generation has
+    trained; how far it is behind is counted as PLS.
     """
     found = [_Found(report, at, each) for report in reports for at, each in enumerate(report.segments)]
     stale = {each.place: why for each in found if (why := directory.why_stale(each.segment.epoch, each.step))}
@@ -178,18 +203,27 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
     current = [each for each in fresh if slot is None or each.why_not(slot) is None]
     sizes = [(each.segment.generation, each.segment.old_world_size) for each in current]
     old_world_size = max(sizes, default=(0, 0))[1]
-    best = {
-        each.segment.old_rank: each
-        for each in sorted(current, key=lambda each: each.age)
-        if each.segment.old_world_size == old_world_size
-    }
+    best, mirrors = (
+        {
+            each.segment.old_rank: each
+            for each in sorted(current, key=lambda each: each.age)
+            if each.segment.old_world_size == old_world_size and each.segment.is_mirror == is_mirror
+        }
+        for is_mirror in (False, True)
+    )
+    lost = _lost_workers(old_world_size, best)
+    mirrors = {rank: each for rank, each in mirrors.items() if rank in lost and each.segment.shards}
+    current = [each for each in current if not each.segment.is_mirror or each in mirrors.values()]
     return Assessment(
         slot=slot,
         slot_of=None if slot is None else (-minus_rank, -minus_at),
         interrupted=slot is not None and any(each.was_interrupted(slot) for each in current),
         held=tuple(held for each in current for held in each.held()),
         needed=tuple(needed for report in reports for needed in _needed(report, current)),
-        lost=_lost_workers(old_world_size, best),
+        lost=lost,
+        mirrored={
+            rank: MirrorMoment(step=each.step, samples=each.segment.samples) for rank, each in mirrors.items()
+        },
         old_world_size=old_world_size,
         endings=_endings(best, old_world_size),
         epoch=max((each.segment.epoch for each in current), default=0),
@@ -235,7 +269,7 @@ class _Found:
             return f"left behind at step {self.step} while others continued"
         if newest.has_replaced(self.segment.old_world_size, self.segment.old_rank, self.segment.generation):
             return "replaced by rows of a save, in a later generation"
-        if self.step < newest.step - 1:
+        if self.step < newest.step - 1 and not self.segment.is_mirror:
             return f"left behind at step {self.step} while others continued"
         return None
 
@@ -244,7 +278,8 @@ class _Found:
 
         A recovery reads `update_begun` and counts the step, so that a state of its generation includes it.
         """
-        return self.segment.update_begun > newest.step and self.segment.generation >= newest.generation
+        begun = self.step if self.segment.is_mirror else self.segment.update_begun
+        return begun > newest.step and self.segment.generation >= newest.generation
 
     def held(self) -> Iterator[Held]:
         """Shards of this segment, numbered through all segments of its holder."""
@@ -256,6 +291,7 @@ class _Found:
                 extent=shard.extent,
                 step=self.step,
                 generation=self.segment.generation,
+                is_mirror=self.segment.is_mirror,
             )
 
 
@@ -330,7 +366,8 @@ def _refused(
     for report in reports:
         yield from report.refused
     for each in found:
-        whose = f"memory of old rank {each.segment.old_rank} on {each.report.host}"
+        what = "the mirror" if each.segment.is_mirror else "memory"
+        whose = f"{what} of old rank {each.segment.old_rank} on {each.report.host}"
         why = stale.get(each.place) or (each.why_not(newest) if newest is not None else None)
         if why:
             yield f"{whose}: {why}"
@@ -425,9 +462,18 @@ def decide(
     if reason is not None:
         beginning = "" if is_saved else ", and nothing was saved yet: training begins at the beginning"
         return Decision("full", f"{reason}{beginning}")
+    mirrored = _mirror_text(found)
     if lost_share == 0:
-        return Decision("process", "the memory of all workers survived")
-    return Decision("partial", f"{lost_share:.1%} of the tables were lost")
+        reason = f"lost rows come from {mirrored}" if mirrored else "the memory of all workers survived"
+        return Decision("mirror" if mirrored else "process", reason)
+    also = f"; others that were lost come from {mirrored}" if mirrored else ""
+    return Decision("partial", f"{lost_share:.1%} of the tables were lost{also}")
+
+
+def _mirror_text(found: Assessment) -> str:
+    return ", ".join(
+        f"the mirror of rank {rank} (step {moment.step})" for rank, moment in sorted(found.mirrored.items())
+    )
 
 
 def _against_live_memory(

@@ -12,6 +12,7 @@ from torch import Tensor
 from cpr.checkpoint.format.tree_file import dtype_name
 from cpr.errors import DamagedMemoryError, UnreadableMemoryError
 from cpr.extent import Extent
+from cpr.mirror.copy import finish_writing
 from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport
 from cpr.recovery.run.progress import losses_in
 from cpr.recovery.worker.memory import Claimed, WorkerMemory, counters_in
@@ -83,16 +84,21 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
     problems: list[str] = []
     shards: list[ShardReport] = []
     try:
+        if layout.is_mirror:
+            finish_writing(segment)
         for held in segment.held_shards():
             shards.append(_report(held.extent, held.columns))
             found.extents.append(held.extent)
             found.columns.append(held.columns)
     except DamagedMemoryError as error:
         problems.append(str(error))
-    slot, tree = None, None
+    slot, tree, samples = None, None, None
     try:
         read = segment.replica.read()
-        if read is not None:
+        if read is not None and layout.is_mirror:
+            samples = read[1]["samples"] if read[0] == segment.status.step_finished else None
+            tree = read[1]
+        elif read is not None:
             step, tree = read
             slot = _slot(step, tree["common"]["registered"][PROGRESS_STATE])
     except DamagedMemoryError as error:
@@ -115,6 +121,8 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
         slot=slot,
         counters=counters_in(tree) if tree is not None else {},
         problem="; ".join(problems) or None,
+        is_mirror=layout.is_mirror,
+        samples=samples,
     )
 
 

@@ -4,7 +4,7 @@ All ranks make the same calls and get the same answers.
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,7 @@ from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup
 from cpr.errors import CheckpointError
-from cpr.recovery.decide.assessment import Assessment, RecoveryPolicy
+from cpr.recovery.decide.assessment import Assessment, MirrorMoment, RecoveryPolicy
 from cpr.recovery.decide.inventory import PROGRESS_STATE
 from cpr.recovery.restore.transfer import ShardSources, lost_share_by_rank
 from cpr.recovery.run.progress import Charge, RunProgress
@@ -51,16 +51,37 @@ class PlsBudget:
         self._progress, self._policy, self._total_samples = progress, policy, total_samples
 
     def cost_of_loss(self, found: Assessment, plan: list[ShardSources], save_step: int | None) -> Cost:
-        """Price rows that come from a save in a partial recovery; no `save_step`: no rows are lost.
+        """Price rows that come from mirrors, or from a save; no `save_step`: none come from a save.
 
         The step is that of the oldest save that lost rows come from, on any rank. Samples that an earlier,
         failed attempt to recover from the same failure has charged are not counted again.
         """
-        if save_step is None:
+        costs = [self._cost_of_mirror(found, rank, moment) for rank, moment in found.mirrored.items()]
+        if save_step is not None:
+            costs.append(self._cost_of_save(found, plan, save_step))
+        return _together(costs)
+
+    def _cost_of_mirror(self, found: Assessment, rank: int, moment: MirrorMoment) -> Cost:
+        """Price the rows of an old worker that come from its mirror, which may be some steps behind."""
+        done = self._progress.samples_done
+        if moment.step >= self._progress.steps_done:
             return Cost()
+        if moment.samples is None:
+            return Cost(samples=done, pls=None)
+        begin, share = min(moment.samples, done), found.lost[rank]
+        return Cost(
+            samples=done - begin,
+            pls=pls_added(
+                {rank: share}, done, begin, self._total_samples, found.old_world_size, self._progress.charges
+            ),
+            charges=(Charge(found.old_world_size, rank, share, begin, done, self._progress.generation),),
+        )
+
+    def _cost_of_save(self, found: Assessment, plan: list[ShardSources], save_step: int) -> Cost:
         progress, old_world_size = self._progress, found.old_world_size
         saved, done = progress.samples_at(save_step), progress.samples_done
-        lost = {old_world_size: found.lost or {UNKNOWN_RANK: 1.0}}
+        unmirrored = {rank: share for rank, share in found.lost.items() if rank not in found.mirrored}
+        lost = {old_world_size: unmirrored or {UNKNOWN_RANK: 1.0}}
         if self._group.world_size != old_world_size:
             # The next failure may be counted by the new ranks: both counts must know this loss.
             lost[self._group.world_size] = lost_share_by_rank(plan)
@@ -124,6 +145,17 @@ class PlsBudget:
         done, saved = progress.samples_done, progress.samples_at(progress.steps_done)
         lost = dict.fromkeys(range(world_size), 1.0) if saved < done else {}
         return pls_added(lost, done, saved, self._total_samples, world_size, progress.charges)
+
+
+def _together(costs: Sequence[Cost]) -> Cost:
+    known = [each.pls for each in costs if each.pls is not None]
+    expected = [each.expected for each in costs if each.expected is not None]
+    return Cost(
+        samples=max((each.samples for each in costs), default=0),
+        pls=sum(known) if len(known) == len(costs) else None,
+        expected=sum(expected) if expected else None,
+        charges=tuple(charge for each in costs for charge in each.charges),
+    )
 
 
 def pls_expected(

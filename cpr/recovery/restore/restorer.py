@@ -3,10 +3,12 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup
+from cpr.checkpoint.format.tree_file import read_state, state_bytes
+from cpr.checkpoint.state.changes import UNCHANGED, Changes
 from cpr.errors import CheckpointError, DivergedRunError, LockedError, MismatchError, StartOverError
 from cpr.recovery.decide.assessment import Assessment, Decision, RecoveryPolicy, WorkerReport, assess, decide
 from cpr.recovery.decide.inventory import PROGRESS_STATE, Inventory, refuse_unreadable, take_inventory
@@ -21,7 +23,7 @@ from cpr.recovery.restore.transfer import (
     plan_sources,
 )
 from cpr.recovery.run.progress import RunProgress
-from cpr.recovery.run.report import Phases, Recovery
+from cpr.recovery.run.report import LIVE, Phases, Recovery
 from cpr.recovery.worker.memory import WorkerMemory, live_tree, put_back, put_counters, share_tree
 from cpr.rendezvous import WorkerGroup
 from cpr.resident.segment import Segment
@@ -59,7 +61,7 @@ class Restorer:
 
     The checkpointer has everything registered, the progress too, and has saved or loaded nothing.
     `initialize` gives the model its first values, on all ranks where training begins at its beginning; None:
-    those it was built with.
+    those it was built with. `changes` may differ between the model and the save that it resumes from.
     """
 
     def __init__(
@@ -73,11 +75,12 @@ class Restorer:
         directory: Directory,
         start: Start,
         initialize: Callable[[Checkpointer], object] | None = None,
+        changes: Changes = UNCHANGED,
     ) -> None:
         self._checkpointer, self._group, self._memory = checkpointer, group, memory
         self._directory, self._start = directory, start
         self._progress, self._policy, self._phases = progress, policy, phases
-        self._initialize = initialize or (lambda checkpointer: None)
+        self._initialize, self._changes = initialize or (lambda checkpointer: None), changes
         self._budget = PlsBudget(checkpointer, group, progress, policy, start.total_samples)
         self.restored: dict[str, list[tuple[int, int]]] = {}
         """Row intervals of this rank that came from the checkpoint in a partial recovery, by shard."""
@@ -113,7 +116,7 @@ class Restorer:
             tree = self._take_over(decision, found, own)
             done = _Restored()
             is_fresh = not any(report.adopted for report in reports)
-            if decision.kind in {"process", "partial"}:
+            if decision.kind in LIVE:
                 assert tree is not None
                 is_fresh = False
                 decision = self._keep_live(decision, found, plan, own, tree, done)
@@ -267,8 +270,7 @@ class Restorer:
         A gone rank's state is taken only if the newest generation wrote it. If an older one did, a rank of
         the newest one inherited it in a recovery that died later, and holds it in its own state.
         """
-        mine: dict[str, Any] | None = None
-        gone: dict[tuple[int, int], dict[str, Any]] = {}
+        mine, gone = self._mirrored_states(found, own)
         for report, tree in zip(own.report.segments, own.trees, strict=True):
             if report.slot is None or found.slot is None or not report.slot.is_of_moment(found.slot):
                 continue
@@ -278,6 +280,26 @@ class Restorer:
             elif report.slot.generation == found.slot.generation:
                 gone.setdefault(place, tree["own"])
         return mine, list(gone.values())
+
+    def _mirrored_states(
+        self, found: Assessment, own: Inventory
+    ) -> tuple[dict[str, Any] | None, dict[tuple[int, int], dict[str, Any]]]:
+        """Per-rank states in mirrors of the restored step: this rank's, and those of gone ranks held here."""
+        mine: dict[str, Any] | None = None
+        held = {
+            report.old_rank: tree["own"]
+            for report, tree in zip(own.report.segments, own.trees, strict=True)
+            if report.is_mirror
+            and tree is not None
+            and (moment := found.mirrored.get(report.old_rank)) is not None
+            and (moment.step, moment.samples) == (self._progress.steps_done, report.samples)
+        }
+        if found.mirrored and found.old_world_size == self._group.world_size:
+            for states in self._group.gather({rank: state_bytes(tree) for rank, tree in held.items()}):
+                if (data := states.get(self._group.rank)) is not None:
+                    mine = read_state(memoryview(data))
+            return mine, {}
+        return None, {(found.old_world_size, rank): tree for rank, tree in held.items()}
 
     def _load_lost(self, plan: list[ShardSources], interrupted: bool, done: _Restored) -> str | None:
         """Load the lost rows of this rank from the checkpoint; returns why they cannot be loaded.
@@ -306,11 +328,17 @@ class Restorer:
     def _load_all(self, done: _Restored, is_fresh: bool) -> None:
         """Load the newest checkpoint on all ranks, or begin at the beginning if there is none.
 
-        That takes a fresh start: on all ranks, model and states are still as they were built.
+        That, and a checkpoint of other tables, takes a fresh start: on all ranks, model and states are still
+        as they were built.
         """
         self._segment.unseal()
         self._progress.start_over()
-        loaded = self._checkpointer.load()
+        try:
+            loaded = self._checkpointer.load(changes=self._changes if is_fresh else UNCHANGED)
+        except MismatchError:
+            if is_fresh or self._changes == UNCHANGED:
+                raise
+            self._start_over("what was saved is of other tables, and new ones need their initial values")
         if loaded is not None:
             self._restored_epoch = self._directory.owner_epoch
             done.save_step, done.bytes_read = loaded.state.step, loaded.bytes_read
@@ -318,20 +346,24 @@ class Restorer:
         elif is_fresh:
             self._initialize(self._checkpointer)
         else:
-            self._group.gather(None)
-            self._memory.remove()
-            raise StartOverError(
-                "what is left in memory is of no use, and nothing was saved yet: the memory has been freed, "
-                "so that restarted workers begin at the beginning. What to do: nothing, if torchrun has "
-                "restarts left; otherwise start the run again"
-            )
+            self._start_over("nothing was saved yet")
+
+    def _start_over(self, why: str) -> NoReturn:
+        """Free the memory on all ranks, and leave the rest to restarted workers."""
+        self._group.gather(None)
+        self._memory.remove()
+        raise StartOverError(
+            f"what is left in memory is of no use, and {why}: the memory has been freed, so that restarted "
+            "workers begin afresh. What to do: nothing, if torchrun has restarts left; otherwise start the "
+            "run again"
+        )
 
     def _report(
         self, decision: Decision, found: Assessment, plan: list[ShardSources], done: _Restored
     ) -> Recovery:
         on_all = self._group.gather(done)
         steps = [each.save_step for each in on_all if each.save_step is not None]
-        is_live, continues = decision.kind in {"process", "partial"}, self._start.group.continues
+        is_live, continues = decision.kind in LIVE, self._start.group.continues
         return Recovery(
             kind=decision.kind,
             reason=decision.reason,
@@ -340,8 +372,11 @@ class Restorer:
             interrupted=is_live and found.interrupted,
             dead=found.endings if continues else (),
             sources=origins(plan) if is_live else (),
-            lost_share=lost_share(plan) if continues else 0.0,
+            lost_share=lost_share(plan, with_mirrored=True) if continues else 0.0,
             save_step=min(steps, default=None),
+            mirror_step=min((each.step for each in found.mirrored.values()), default=None)
+            if is_live
+            else None,
             bytes_read=sum(each.bytes_read for each in on_all),
             bytes_moved=sum(each.bytes_moved for each in on_all),
             refused=(*found.refused, *dict.fromkeys(text for each in on_all for text in each.passed_over)),

@@ -38,6 +38,8 @@ class Source:
     index: int
     cols: Interval
     """Columns of the table."""
+    is_mirror: bool = False
+    """Whether the shard is in a mirror."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,11 @@ class ShardSources:
         return sum(band.num_rows for band in self.bands if band.sources)
 
     @property
+    def mirrored_rows(self) -> int:
+        """Number of rows that are copied, some of their columns at least, from mirrors."""
+        return sum(band.num_rows for band in self.bands if any(each.is_mirror for each in band.sources))
+
+    @property
     def lost_rows(self) -> int:
         """Number of rows that no worker holds."""
         return sum(band.num_rows for band in self.bands if not band.sources)
@@ -87,9 +94,9 @@ class ShardSources:
 def plan_sources(needed: Sequence[Needed], held: Sequence[Held]) -> list[ShardSources]:
     """Find a source for every row, in the order of `needed`.
 
-    Among several holders of a row, the newest generation wins, then the most steps, then the worker that
-    needs the row, then the lowest rank. All holders must be of this run and this model; their order does not
-    matter.
+    Among several holders of a row, live memory wins over mirrors, then the newest generation, then the most
+    steps, then the worker that needs the row, then the lowest rank. All holders must be of this run and this
+    model; their order does not matter.
     """
     by_table: dict[str, list[Held]] = {}
     for each in held:
@@ -97,10 +104,11 @@ def plan_sources(needed: Sequence[Needed], held: Sequence[Held]) -> list[ShardSo
     return [_sources(each, by_table.get(each.extent.table_fqn, [])) for each in needed]
 
 
-def lost_share(plan: Sequence[ShardSources]) -> float:
-    """Share of the bytes of all shards that no worker holds; 0 without shards."""
+def lost_share(plan: Sequence[ShardSources], *, with_mirrored: bool = False) -> float:
+    """Share of the bytes of all shards that no worker holds, or holds only in a mirror; 0 without shards."""
     total = sum(each.needed.extent.num_rows * each.needed.bytes_per_row for each in plan)
-    return sum(each.lost_bytes for each in plan) / total if total else 0.0
+    mirrored = sum(each.mirrored_rows * each.needed.bytes_per_row for each in plan if with_mirrored)
+    return (sum(each.lost_bytes for each in plan) + mirrored) / total if total else 0.0
 
 
 def lost_share_by_rank(plan: Sequence[ShardSources]) -> dict[int, float]:
@@ -118,7 +126,10 @@ def _sources(needed: Needed, held: Sequence[Held]) -> ShardSources:
     extent = needed.extent
     candidates = sorted(
         (each for each in held if each.extent.table_shape == extent.table_shape),
-        key=lambda each: (-each.generation, -each.step, each.rank != needed.rank, each.rank, each.index),
+        key=lambda each: (
+            *(each.is_mirror, -each.generation, -each.step),
+            *(each.rank != needed.rank, each.rank, each.index),
+        ),
     )
     rows, cols = extent.rows, extent.cols
     edges = {
@@ -150,7 +161,7 @@ def _columns_of(rows: Interval, cols: Interval, candidates: Sequence[Held]) -> t
             if found is None:
                 still.append(gap)
                 continue
-            sources.append(Source(each.rank, each.index, found))
+            sources.append(Source(each.rank, each.index, found, each.is_mirror))
             still += [part for part in ((gap[0], found[0]), (found[1], gap[1])) if part[0] < part[1]]
         missing = still
         if not missing:
@@ -166,17 +177,18 @@ def _joined(bands: Iterator[Band]) -> Iterator[Band]:
 
 
 def origins(plan: Sequence[ShardSources]) -> tuple[RowOrigin, ...]:
-    """Count, for each table, the rows that stay in place, come from other memory or from the checkpoint."""
+    """Count, for each table, the rows that stay in place, or come from memory, mirrors or the checkpoint."""
     counts: dict[str, list[int]] = {}
     for each in plan:
         extent = each.needed.extent
-        count = counts.setdefault(extent.table_fqn, [0, 0, 0])
+        count = counts.setdefault(extent.table_fqn, [0, 0, 0, 0])
         count[0] += extent.num_rows if each.needed.adopted else 0
-        count[1] += each.moved_rows
-        count[2] += each.lost_rows
+        count[1] += each.moved_rows - each.mirrored_rows
+        count[2] += each.mirrored_rows
+        count[3] += each.lost_rows
     return tuple(
-        RowOrigin(table_fqn=name, adopted=adopted, moved=moved, lost=lost)
-        for name, (adopted, moved, lost) in sorted(counts.items())
+        RowOrigin(table_fqn=name, adopted=adopted, moved=moved, mirrored=mirrored, lost=lost)
+        for name, (adopted, moved, mirrored, lost) in sorted(counts.items())
     )
 
 

@@ -19,10 +19,12 @@ those calls; `reattach`: finding out which memory is left; `restore`: putting ro
 KILLED: Final = "no reason given: kill -9, out of memory, or told to stop while it waited for others"
 MEMORY_GONE: Final = "gone with its memory"
 
-Kind = Literal["start", "resume", "process", "partial", "full"]
+Kind = Literal["start", "resume", "process", "mirror", "partial", "full"]
 """How workers start. `start`: from the beginning; `resume`: a new run loads the newest checkpoint; `process`:
-workers died and all their memory is left; `partial`: rows whose memory is gone come from the checkpoint;
-`full`: all workers go back to the checkpoint."""
+workers died and all their memory is left; `mirror`: rows whose memory is gone come from their mirrors;
+`partial`: some of them come from the checkpoint; `full`: all workers go back to the checkpoint."""
+LIVE: Final = frozenset({"process", "mirror", "partial"})
+"""Kinds in which memory that is left stays as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,8 @@ class RowOrigin:
     """Rows x shards that stayed in place."""
     moved: int = 0
     """Rows x shards that were copied from other memory."""
+    mirrored: int = 0
+    """Rows x shards that were copied from mirrors."""
     lost: int = 0
     """Rows x shards that came from the checkpoint."""
 
@@ -93,6 +97,8 @@ class Recovery:
     """Losses by shard, where rows came from the checkpoint in a partial recovery."""
     save_step: int | None = None
     """Training steps done in the oldest save that was read; None: nothing was read."""
+    mirror_step: int | None = None
+    """Training steps done in the oldest mirror that was used; None: none was."""
     bytes_read: int = 0
     """Bytes read from the checkpoint, by all ranks."""
     bytes_moved: int = 0
@@ -130,11 +136,13 @@ class Recovery:
             lines.append("  it did not finish: its workers ended before the first step")
         lines += [f"  ended: {ending}" for ending in self.dead]
         lines += [f"  not used: {refused}" for refused in self.refused]
-        if self.kind in {"process", "partial"}:
-            lines += [f"  rows: {_origin_text(origin, self.save_step)}" for origin in self.sources]
+        if self.kind in LIVE:
+            lines += [
+                f"  rows: {_origin_text(origin, self.mirror_step, self.save_step)}" for origin in self.sources
+            ]
             if self.interrupted:
                 lines.append(f"  step {self.step + 1} was interrupted: its batch is skipped")
-        if self.kind in {"process", "partial", "full"} or self.pls_added != 0:
+        if self.kind in {*LIVE, "full"} or self.pls_added != 0:
             lines.append(f"  PLS: {_pls_text(self.pls_added)} added, {_pls_text(self.pls_total)} in total")
             if self.pls_expected is not None:
                 lines.append(f"  (such a loss adds {self.pls_expected:.6f} on average, at a random moment)")
@@ -144,10 +152,11 @@ class Recovery:
         return "\n".join(lines)
 
 
-def _origin_text(origin: RowOrigin, save_step: int | None) -> str:
+def _origin_text(origin: RowOrigin, mirror_step: int | None, save_step: int | None) -> str:
     parts = [
         (origin.adopted, "in place"),
         (origin.moved, "moved from memory"),
+        (origin.mirrored, f"from the mirror of step {mirror_step}"),
         (origin.lost, f"from the save of step {save_step}"),
     ]
     return f"{origin.table_fqn}: " + ", ".join(f"{count:,} {how}" for count, how in parts if count)

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup, on_rank
-from cpr.checkpoint.format.tree_file import read_state, write_state
+from cpr.checkpoint.format.tree_file import read_state, state_bytes
 from cpr.errors import DamagedMemoryError, MismatchError, ResidentMemoryError
 from cpr.processes import Process, launcher_of_this_worker
 from cpr.recovery.run.progress import RunProgress
@@ -71,9 +71,12 @@ class Claimed:
     """The process that would have restarted the owner."""
 
     @property
-    def age(self) -> tuple[int, int]:
-        """Sort key, newest first. Steps count only within a generation: a later one may have gone back."""
-        return -self.layout.generation, -self.segment.status.step_finished
+    def age(self) -> tuple[bool, int, int]:
+        """Sort key: own memory before mirrors, newest first.
+
+        Steps count only within a generation: a later one may have gone back.
+        """
+        return self.layout.is_mirror, -self.layout.generation, -self.segment.status.step_finished
 
     @classmethod
     def from_segment(cls, segment: Segment, layout: Layout) -> "Claimed":
@@ -107,6 +110,8 @@ class WorkerMemory:
         """Memory that was found and not claimed, with the reason."""
         self.segment: Segment | None = None
         """Segment of this worker's tables, after `settle`."""
+        self.has_found = False
+        """Whether that segment is one that was claimed."""
 
     def claim(self) -> None:
         """Claim this worker's part of the segments that dead workers left on this node.
@@ -154,6 +159,7 @@ class WorkerMemory:
                     step_finished=each.segment.status.step_finished,
                     generation=each.generation,
                     epoch=each.segment.status.epoch,
+                    is_mirror=each.layout.is_mirror,
                 )
                 for each in self.claimed
             ),
@@ -170,9 +176,16 @@ class WorkerMemory:
                 self._drop_foreign(each)
         self.claimed = [each for each in self.claimed if each.layout.session_id == worker_group.session_id]
         mine = (worker_group.world_size, worker_group.rank)
-        self.claimed.sort(key=lambda each: ((each.layout.world_size, each.layout.rank) != mine, each.age))
+        self.claimed.sort(
+            key=lambda each: (
+                each.layout.is_mirror,
+                (each.layout.world_size, each.layout.rank) != mine,
+                each.age,
+            )
+        )
+        self.has_found = bool(self.claimed) and not self.claimed[0].layout.is_mirror
         self.segment = (
-            self.claimed[0].segment if self.claimed else self.home.create(f"rank{worker_group.rank}")
+            self.claimed[0].segment if self.has_found else self.home.create(f"rank{worker_group.rank}")
         )
         self.segment.status.begin(worker_group.generation)
         return self.segment
@@ -262,6 +275,14 @@ class Publisher:
         segment.status.step_finished = steps_done
         segment.status.beat()
 
+    def mirrored_state(self) -> dict[str, Any]:
+        """What a mirror keeps of this worker besides its rows, as of now."""
+        return {
+            "own": self._checkpointer.state.own(),
+            "counters": _counters(self._checkpointer),
+            "samples": self._progress.samples_done,
+        }
+
     def note_saves(self, are_failing: bool) -> None:
         """Mark the memory as unsaved while saves fail: then it stays even if the run is not restarted."""
         newest = self._checkpointer.newest_step
@@ -307,8 +328,12 @@ def live_tree(checkpointer: Checkpointer) -> dict[str, Any]:
         "common": checkpointer.state.common(checkpointer.steps_done),
         "own": checkpointer.state.own(),
         "replicated": {shard.name: shard.columns for shard in checkpointer.shards if shard.replicated},
-        "counters": {shard.table_fqn: dict(shard.counters) for shard in checkpointer.shards},
+        "counters": _counters(checkpointer),
     }
+
+
+def _counters(checkpointer: Checkpointer) -> dict[str, dict[str, Tensor]]:
+    return {shard.table_fqn: dict(shard.counters) for shard in checkpointer.shards}
 
 
 def share_tree(group: RankGroup, tree: dict[str, Any] | None, source: int) -> dict[str, Any]:
@@ -316,29 +341,19 @@ def share_tree(group: RankGroup, tree: dict[str, Any] | None, source: int) -> di
     if all(group.gather(tree is not None)):
         assert tree is not None
         return tree
-    buffer = _Buffer()
+    file = bytearray()
 
     def write() -> None:
         assert tree is not None
-        write_state(buffer, {**tree, "own": {}, "counters": {}})  # these differ by rank
+        file.extend(state_bytes({**tree, "own": {}, "counters": {}}))  # these differ by rank
 
     on_rank(group, source, write)
-    data = torch.frombuffer(buffer.data, dtype=torch.uint8) if group.rank == source else None
+    data = torch.frombuffer(file, dtype=torch.uint8) if group.rank == source else None
     received = group.broadcast_bytes(data, source)
     if tree is not None:
         return tree
     shared: dict[str, Any] = read_state(received.numpy().data)
     return shared
-
-
-class _Buffer:
-    """A sink in memory."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def write(self, data: memoryview) -> None:
-        self.data += data
 
 
 @torch.no_grad()

@@ -18,7 +18,8 @@ import numpy as np
 import polars as pl
 
 from data.criteo import CATEGORY_NAMES, DENSE_NAMES, LABEL, NUM_CATEGORIES, NUM_DENSE, NUM_FIELDS
-from data.prepare.parse.lines import MAX_LINE_BYTES, BadLine, judge_line
+from data.prepare.parse.lines import BadLine, judge_line
+from data.text.streams import MAX_LINE_BYTES
 
 _OVERLOOKED: Final = b"+ \r"
 """Bytes that polars accepts and the grammar does not; at the start of a text also a byte order mark."""

@@ -7,8 +7,9 @@ apart from 0. A missing category gets id 0, which only the vocabulary keeps for 
 is -1, which no value is.
 """
 
+import secrets
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from functools import lru_cache
 from typing import Final, Protocol
 
 import numpy as np
@@ -16,11 +17,8 @@ import numpy.typing as npt
 import polars as pl
 
 from data.criteo import CATEGORY_NAMES, DENSE_NAMES, LABEL
-
-MISSING_ID: Final = 0
-RARE_ID: Final = 1
-FIRST_VOCABULARY_ID: Final = 2
-RAW_MISSING_ID: Final = -1
+from data.jobs.location import Location
+from data.schema.ids import MISSING_ID, RAW_MISSING_ID, UNKNOWN_ID, mix32
 
 _DENSE: Final = (pl.col(DENSE_NAMES).cast(pl.Float32).fill_null(0).clip(0) + 1).log()
 
@@ -80,25 +78,17 @@ class VocabularyIds:
             kernel shares their pages between processes and drops them when memory is needed.
     """
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Location]) -> None:
         self._files = tuple(files)
-        self._tables: list[npt.NDArray[np.uint32]] | None = None
+        self._job = secrets.token_hex(8)  # in another job, files of these names may hold something else
 
     def encode(self, frame: pl.DataFrame) -> pl.DataFrame:
         """See `IdRule`."""
-        if self._tables is None:  # opened in the worker process, since mapped files cannot be pickled
-            self._tables = [np.load(path, mmap_mode="r") for path in self._files]
+        tables = _mapped(self._files, self._job)
         return frame.with_columns(
             pl.Series(name, _look_up(frame[name], table), dtype=pl.Int32)
-            for name, table in zip(CATEGORY_NAMES, self._tables, strict=True)
+            for name, table in zip(CATEGORY_NAMES, tables, strict=True)
         )
-
-
-def mix32(values: pl.Expr) -> pl.Expr:
-    """MurmurHash3's 32-bit finalizer of UInt32 values; polars' products wrap around as it wants."""
-    mixed = (values ^ (values // 2**16)) * pl.lit(0x85EBCA6B, pl.UInt32)
-    mixed = (mixed ^ (mixed // 2**13)) * pl.lit(0xC2B2AE35, pl.UInt32)
-    return mixed ^ (mixed // 2**16)
 
 
 def to_samples(frame: pl.DataFrame, rule: IdRule) -> pl.DataFrame:
@@ -106,14 +96,26 @@ def to_samples(frame: pl.DataFrame, rule: IdRule) -> pl.DataFrame:
     return rule.encode(frame.with_columns(_DENSE)).select(LABEL, *DENSE_NAMES, *CATEGORY_NAMES)
 
 
+@lru_cache(maxsize=1)
+def _mapped(files: Sequence[Location], _job: str) -> list[npt.NDArray[np.uint32]]:
+    """The vocabularies of a job, once a process; those on a store as temporary files on the local disk."""
+    return [_map(file) for file in files]
+
+
+def _map(file: Location) -> npt.NDArray[np.uint32]:
+    with file.on_disk() as path:
+        mapped: npt.NDArray[np.uint32] = np.load(path, mmap_mode="r")
+    return mapped  # a copy that is removed stays as long as it is mapped
+
+
 def _look_up(column: pl.Series, table: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
     values, ids = table
     wanted = column.fill_null(0).to_numpy()
-    found = np.full(len(wanted), RARE_ID, np.int32)
+    found = np.full(len(wanted), UNKNOWN_ID, np.int32)
     if len(values):
         order = np.argsort(wanted)  # neighbours then search the same pages
         wanted = wanted[order]
         position = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
-        found[order] = np.where(values[position] == wanted, ids[position].astype(np.int32), RARE_ID)
+        found[order] = np.where(values[position] == wanted, ids[position].astype(np.int32), UNKNOWN_ID)
     found[column.is_null().to_numpy()] = MISSING_ID
     return found

@@ -16,12 +16,12 @@ import re
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from data.criteo import NUM_FIELDS
-from data.prepare.parse.content import codec_of, open_content
+from data.jobs.location import Location
 from data.prepare.parse.lines import judge_line
+from data.text.content import codec_of, open_content
 
 PIECE_BYTES: Final = 64 << 20
 """Raw text in a piece, at most (a compressed file: at least, but for the last of a day)."""
@@ -39,8 +39,8 @@ _GOOD_SHARE_NEEDED: Final = 0.5
 class RawFile:
     """A raw file with its days."""
 
-    path: Path
-    """Path of the file."""
+    path: Location
+    """The file."""
     num_bytes: int
     """Its size as stored."""
     first_day: int
@@ -85,7 +85,7 @@ class Span:
     """Position of the piece in its day."""
 
 
-def find_inputs(paths: Sequence[Path], num_days: int | None) -> tuple[RawFile, ...]:
+def find_inputs(paths: Sequence[Location], num_days: int | None) -> tuple[RawFile, ...]:
     """Inspect the raw files and sort them by time.
 
     Args:
@@ -96,9 +96,10 @@ def find_inputs(paths: Sequence[Path], num_days: int | None) -> tuple[RawFile, .
         ValueError: a file is missing, empty, given twice or not Criteo's format, or the days do not add up.
     """
     for path in paths:
-        if not path.is_file():
+        size = path.size()
+        if size is None:
             raise ValueError(f"{path} is not a file; give the raw Criteo files themselves")
-        if path.stat().st_size == 0:
+        if size == 0:
             raise ValueError(f"{path} is empty; download it again or leave it out")
     names = [path.name for path in paths]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -139,18 +140,18 @@ def plan(raw: RawFile) -> list[Span]:
     return spans
 
 
-def day_of(path: Path) -> int | None:
+def day_of(path: Location) -> int | None:
     """The day in a raw file's name; None if there is none."""
     match = _DAY_NAME.fullmatch(path.name)
     return int(match.group(1)) if match else None
 
 
-def _look_at(path: Path, first_day: int, num_days: int) -> RawFile:
-    with path.open("rb") as stream:
+def _look_at(path: Location, first_day: int, num_days: int) -> RawFile:
+    with path.open() as stream:
         digest = hashlib.sha256(stream.read(_HEAD_BYTES)).hexdigest()
     raw = RawFile(
         path=path,
-        num_bytes=path.stat().st_size,
+        num_bytes=path.size() or 0,
         first_day=first_day,
         num_days=num_days,
         head_sha256=digest,
@@ -160,7 +161,7 @@ def _look_at(path: Path, first_day: int, num_days: int) -> RawFile:
     return raw
 
 
-def _refuse_fewer_lines(path: Path, num_days: int) -> None:
+def _refuse_fewer_lines(path: Location, num_days: int) -> None:
     """Raise an error at the start if some days would have no line."""
     head = memoryview(bytearray(_LOOK_BYTES))
     num_lines, last_line_ends = 0, True

@@ -4,8 +4,8 @@ A line is 40 fields separated by tabs: a label `0` or `1`, 13 integers, 26 hexad
 Integers and categories may be empty, which means missing. An integer is an optional minus and
 decimal digits, in the range of 64 bits; a category is hexadecimal digits of either case, below 2^32. There
 is no quoting, no plus sign, no blank and no comment. A line ends with `\n` or `\r\n`; the last
-one may lack it. `streams` takes a byte order mark off the first line of a file. `judge_line` checks one line;
-`columns` does the same for a block of lines, fast.
+one may lack it. `data.text` takes a byte order mark off the first line of a file. `judge_line` checks one
+line; `columns` does the same for a block of lines, fast.
 """
 
 import re
@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from data.criteo import NUM_DENSE, NUM_FIELDS
-
-MAX_LINE_BYTES: Final = 1 << 20
-"""A longer line is refused whatever it holds, so that a file without line ends cannot fill the memory."""
+from data.text.streams import MAX_LINE_BYTES
 
 TRUNCATED: Final = "truncated"
 """Reason for the line in which a file's compressed data is truncated or damaged; given by `walk`."""

@@ -11,22 +11,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Final
 
 import polars as pl
 
 from data.jobs.files import durable_file
+from data.jobs.location import Location
 from data.prepare.parse.columns import read_block
-from data.prepare.parse.content import Content, open_content
 from data.prepare.parse.inputs import PIECE_BYTES, RawFile, Span
 from data.prepare.parse.lines import TRAILING_BYTES, TRUNCATED, BadLine
-from data.prepare.parse.streams import LineReader
 from data.prepare.pieces import PieceRecord, Progress, Report, Written, piece_name, record_path
+from data.text.content import Content, open_content
+from data.text.streams import LineReader
 
 REJECTS_SUFFIX: Final = ".rejects.jsonl"
 REJECT_TEXT_BYTES: Final = 4096
 """Stored bytes of a bad line."""
+
+
+BlockReport = Callable[[int, int, int], object]
 
 
 class Piece:
@@ -38,7 +42,7 @@ class Piece:
         day: day of the piece.
         index: position in the day.
         limit: byte of the text before which the piece's lines start; None as long as it is not known.
-        report: called after every block.
+        report: called after every block with stored bytes read, and the lines and bad lines of the block.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class Piece:
         day: int,
         index: int,
         limit: Callable[[], int | None],
-        report: Report,
+        report: BlockReport,
     ) -> None:
         self.name = piece_name(day, index)
         self._raw, self._reader, self._day, self._index = raw, reader, day, index
@@ -94,11 +98,7 @@ class Piece:
             rejects.write(_reject_line(self._raw.path.name, self._num_lines + line.index, line))
         num_lines = num_good + len(bad)
         self._num_lines += num_lines
-        self._report(
-            Progress(
-                stored_position=self._reader.content.stored_position, num_lines=num_lines, num_bad=len(bad)
-            )
-        )
+        self._report(self._reader.content.stored_position, num_lines, len(bad))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class SpanTask(ABC):
     """Part of a raw file."""
     finished: tuple[PieceRecord, ...]
     """Finished pieces of the span."""
-    records: Path
+    records: Location
     """Folder of this pass's records."""
     block_bytes: int
     """Raw text parsed at once."""
@@ -145,12 +145,13 @@ def read_pieces(
     if any(record.last for record in finished) or (finished and span.end is not None):
         return
     make = _piece_of_range if span.end is not None else _pieces_of_stream
+    add = partial(_report_sums, report, Counter())
     with closing(open_content(span.raw.path, span.raw.day_starts)) as content:
-        yield from make(span, finished, content, block_bytes, report)
+        yield from make(span, finished, content, block_bytes, add)
 
 
 def _piece_of_range(
-    span: Span, finished: Sequence[PieceRecord], content: Content, block_bytes: int, report: Report
+    span: Span, finished: Sequence[PieceRecord], content: Content, block_bytes: int, report: BlockReport
 ) -> Iterator[Piece]:
     # start one byte early: if that byte ends a line, the line at `start` belongs to this piece
     early = max(span.start - 1, 0)
@@ -162,7 +163,7 @@ def _piece_of_range(
 
 
 def _pieces_of_stream(
-    span: Span, finished: Sequence[PieceRecord], content: Content, block_bytes: int, report: Report
+    span: Span, finished: Sequence[PieceRecord], content: Content, block_bytes: int, report: BlockReport
 ) -> Iterator[Piece]:
     offset = max((record.end for record in finished), default=0)
     content.skip_to(offset)
@@ -177,6 +178,13 @@ def _pieces_of_stream(
 
         yield Piece(span.raw, reader, day=day, index=num_pieces[day], limit=limit, report=report)
         num_pieces[day] += 1
+
+
+def _report_sums(
+    report: Report, sums: Counter[str], stored_position: int, num_lines: int, num_bad: int
+) -> None:
+    sums.update(num_lines=num_lines, num_bad=num_bad)
+    report(Progress(stored_position=stored_position, num_lines=sums["num_lines"], num_bad=sums["num_bad"]))
 
 
 def _reject_line(raw_name: str, index: int, bad: BadLine) -> bytes:

@@ -70,8 +70,8 @@ def mix(numbers: Tensor) -> Tensor:
     return mixed ^ _shifted(mixed, 31)
 
 
-def initial_values(ids: Tensor, columns: int, bound: float, seed: int, table: str) -> Tensor:
-    """Uniform values in [-bound, bound) from seed, table name and id alone.
+def initial_values(ids: Tensor, columns: int, bounds: tuple[float, float], seed: int, table: str) -> Tensor:
+    """Uniform values from the first of `bounds` to below the second, from seed, table name and id alone.
 
     Float32 `[n, columns]` for ids `[n]`.
     """
@@ -79,7 +79,8 @@ def initial_values(ids: Tensor, columns: int, bound: float, seed: int, table: st
     keys = mix(ids ^ int.from_bytes(digest[:8], "little", signed=True))
     steps = torch.arange(1, columns + 1, device=ids.device) * _signed(GOLDEN)
     words = _shifted(mix(keys.unsqueeze(1) + steps), 64 - FRACTION_BITS)
-    return words.to(torch.float32).mul_(2.0 ** (1 - FRACTION_BITS) * bound).sub_(bound)
+    low, high = bounds
+    return words.to(torch.float32).mul_(2.0**-FRACTION_BITS * (high - low)).add_(low)
 
 
 def _shifted(numbers: Tensor, bits: int) -> Tensor:

@@ -5,7 +5,7 @@ from a checkpoint decides like an uninterrupted one. Index, free rows and clock 
 whenever rows were written from outside.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -27,8 +27,8 @@ class Candidates:
     admission by frequency needs, and nothing else has to expire.
     """
 
-    def __init__(self, columns: Mapping[str, Tensor]) -> None:
-        self._ids, self._counts = columns["candidate"], columns["sightings"]
+    def __init__(self, columns: Mapping[str, Tensor], changed: Callable[[Tensor], object]) -> None:
+        self._ids, self._counts, self._changed = columns["candidate"], columns["sightings"], changed
 
     def counts(self, ids: Tensor) -> Tensor:
         """How often each id was seen so far, int64 `[n]`."""
@@ -46,11 +46,14 @@ class Candidates:
         best, places = order[first], places[first]
         self._ids[places] = ids[best]
         self._counts[places] = counts[best].clamp(max=torch.iinfo(torch.int32).max).to(torch.int32)
+        self._changed(places)
 
     def forget(self, ids: Tensor) -> None:
         """Drop the counts of ids that have got rows."""
         places = self._places(ids)
-        self._counts[places[self._ids[places] == ids]] = 0
+        places = places[self._ids[places] == ids]
+        self._counts[places] = 0
+        self._changed(places)
 
     def _places(self, ids: Tensor) -> Tensor:
         upper = (mix(ids) >> PLACE_BITS) & ((1 << PLACE_BITS) - 1)
@@ -82,6 +85,8 @@ class DynamicTable:
         columns: `columns_of_rows`, live, `[capacity]` each.
         admit_after: number of sightings in training after which an id gets a row; 1: at once.
         seed: of the initial values.
+        initial_range: lowest and highest initial value of a weight.
+        changed: called with the rows whose weights, state or columns have changed, int64 `[n]`.
     """
 
     def __init__(
@@ -93,12 +98,15 @@ class DynamicTable:
         *,
         admit_after: int,
         seed: int,
+        initial_range: tuple[float, float],
+        changed: Callable[[Tensor], object] = lambda rows: None,
     ) -> None:
         self.name = name
         self._weights, self._state = weights, list(state)
         self._ids, self._last_seen = columns["id"], columns["last_seen"]  # last_seen is 0 in free rows
-        self._candidates = Candidates(columns) if admit_after > 1 else None
-        self._admit_after, self._seed = admit_after, seed
+        self._candidates = Candidates(columns, changed) if admit_after > 1 else None
+        self._changed = changed
+        self._admit_after, self._seed, self._initial_range = admit_after, seed, initial_range
         self._index: IdIndex | None = None
         self._free = self._ids.new_empty(0)
         self._clock = 0
@@ -131,6 +139,7 @@ class DynamicTable:
         rows = index.find(ids)
         missing = rows == NOTHING
         self._last_seen[rows[~missing]] = self._clock
+        self._changed(rows[~missing])
         if not bool(missing.any()):
             return rows
         unknown, places, counts = torch.unique(ids[missing], return_inverse=True, return_counts=True)
@@ -161,13 +170,14 @@ class DynamicTable:
 
         A killed worker leaves no half-initialized row.
         """
-        bound = self.capacity**-0.5
-        values = initial_values(ids, self._weights.shape[1], bound, self._seed, self.name)
+        columns = self._weights.shape[1]
+        values = initial_values(ids, columns, self._initial_range, self._seed, self.name)
         self._weights[rows] = values.to(self._weights.dtype)
         for state in self._state:
             state[rows] = 0
         self._ids[rows] = ids
         self._last_seen[rows] = self._clock
+        self._changed(rows)
         self._current_index().add(rows)
 
     def _make_room(self, wanted: int) -> int:
@@ -182,7 +192,9 @@ class DynamicTable:
             num = min(num_idle, max(wanted - num_free, self.capacity // EVICTION_SHARE))
             if num:
                 oldest = self._last_seen.argsort(stable=True)  # free rows (0) come first
-                self._last_seen[oldest[num_free : num_free + num]] = 0
+                evicted = oldest[num_free : num_free + num]
+                self._last_seen[evicted] = 0
+                self._changed(evicted)
                 self._derive_index()
         return min(wanted, self._free.numel())
 
@@ -208,4 +220,6 @@ class DynamicTable:
         used = used[self._last_seen[used].argsort(descending=True, stable=True)]
         used = used[self._ids[used].argsort(stable=True)]
         ids = self._ids[used]
-        self._last_seen[used[1:][ids[1:] == ids[:-1]]] = 0
+        older = used[1:][ids[1:] == ids[:-1]]
+        self._last_seen[older] = 0
+        self._changed(older)

@@ -72,9 +72,11 @@ def _make_table(group: TableGroup, place: int, admit_after: int, seed: int) -> D
         group.tables[place].table_name,
         group.tables[place].weights,
         [state.detach() for state in states[place].values()] if states else [],
-        columns,
+        columns.tensors,
         admit_after=admit_after,
         seed=seed,
+        initial_range=group.initial_ranges[place],
+        changed=columns.note_changed,
     )
     return table
 
@@ -153,7 +155,8 @@ def _check_module(group: TableGroup, name: str) -> None:
         raise ValueError(f"the dynamic table {name} needs the compute kernel fused and one of {known}")
     if tbe.pooling_mode != PoolingMode.SUM:
         raise ValueError(
-            f"the dynamic table {name} has pooling {tbe.pooling_mode.name}; only sums are supported"
+            f"the dynamic table {name} has pooling {tbe.pooling_mode.name}; only sums are supported: make it "
+            "one of an EmbeddingBagCollection with pooling SUM, or leave its feature out of tables.dynamic"
         )
     if any(spec[2] not in (EmbeddingLocation.HOST, EmbeddingLocation.DEVICE) for spec in tbe.embedding_specs):
         raise ValueError(

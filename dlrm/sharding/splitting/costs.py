@@ -168,16 +168,19 @@ def all_reduce(numbers: float, num_ranks: int, value_bytes: int = FP32_BYTES) ->
 
 
 def input_exchange(
-    bags: Sequence[float], ids: Sequence[float], batch_sizes: Sequence[int]
+    bags: Sequence[float], ids: Sequence[float], batch_sizes: Sequence[int], *, is_weighted: bool = False
 ) -> list[CollectiveBytes]:
     """The ids of all samples and the lengths of their bags, sent to the ranks that look them up.
 
     `bags` and `ids` are the numbers per sample that each rank looks up: a whole table on one rank, a table
-    cut by columns on each rank that has some.
+    cut by columns on each rank that has some. The weights of ids travel with them, in fp32.
     """
+    sent = [("lengths of bags", bags, ID_BYTES), ("ids", ids, ID_BYTES)]
+    if is_weighted:
+        sent.append(("weights of ids", ids, FP32_BYTES))
     return [
-        _collective(name, [[batch * each * ID_BYTES for each in to_each] for batch in batch_sizes])
-        for name, to_each in (("lengths of bags", bags), ("ids", ids))
+        _collective(name, [[batch * each * size for each in to_each] for batch in batch_sizes])
+        for name, to_each, size in sent
     ]
 
 

@@ -5,7 +5,7 @@ that TorchRec brought to the samples' ranks. Under `HeadSharder` its `split` is 
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -55,6 +55,14 @@ class Head(PooledFeatures):
 
     def co_locate(self, placement: Placement) -> None:
         """Replace weights by `OperatorTables` before a split; not overridden by operators without weights."""
+        return
+
+    def merge(self, rows_of: Callable[[str], Tensor]) -> None:
+        """Undo `co_locate` in an unsplit head, into which everything but tables was loaded.
+
+        `rows_of` gives the rows of all operator tables of a prefix, fields in canonical order, as fp32 `[F *
+        rows, columns]`; there may be more columns than the weight has.
+        """
         return
 
     @abstractmethod

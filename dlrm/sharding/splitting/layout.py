@@ -87,7 +87,7 @@ def balanced(num_bytes: Sequence[float], lookups: Sequence[float], num_ranks: in
 
     Each rank gets at least one table if there are enough.
     """
-    all_bytes, all_lookups = sum(num_bytes), sum(lookups)
+    all_bytes, all_lookups = sum(num_bytes), sum(lookups) or 1.0  # all bags may be empty
     loads = [a / all_bytes + b / all_lookups for a, b in zip(num_bytes, lookups, strict=True)]
     taken, ranks = [0.0] * num_ranks, [0] * len(loads)
     for table in sorted(range(len(loads)), key=lambda each: -loads[each]):

@@ -21,7 +21,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingT
 from cpr.shards import table_groups
 from dlrm.config.schema import COLUMN_STEP, DenseConfig
 from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
-from dlrm.sharding.pooled import pooled_tables
+from dlrm.sharding.pooled import pooled_tables, table_name
 
 UPDATES: Final = {
     each.fbgemm_type: each.update_table for each in TABLE_OPTIMIZERS.values() if each.update_table is not None
@@ -73,7 +73,7 @@ class Placement:
 class OperatorTables(nn.Module):
     """A weight `[F * rows, columns]` whose rows are distributed with the fields that they belong to.
 
-    The tables are named `prefix` and the feature's name, fields in canonical order.
+    The tables are named by `prefix` and their feature (`table_name`), fields in canonical order.
 
     Raises:
         ValueError: a field's table is not on one rank, or there is no sharder.
@@ -90,13 +90,13 @@ class OperatorTables(nn.Module):
         # padded to FBGEMM's column step; the zeros get zero gradients and stay zeros
         padded = nn.functional.pad(weight.detach(), (0, width - self.columns)).view(len(fields), rows, width)
         self._initial: dict[str, Tensor] | None = {
-            f"{prefix}{name}": padded[place].clone()
+            table_name(prefix, name): padded[place].clone()
             for place, name in enumerate(fields)
             if name in placement.names
         }
         self.tables = placement.sharder.shard(
             pooled_tables(dict.fromkeys(fields, rows), width, prefix),
-            {f"{prefix}{name}": _plan_next_to(field, rows, width) for name, field in fields.items()},
+            {table_name(prefix, name): _plan_next_to(field, rows, width) for name, field in fields.items()},
             placement.env,
             placement.device,
         )

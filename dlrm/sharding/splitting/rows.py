@@ -5,13 +5,9 @@ would be slow. This sharder does, for any model with an `EmbeddingBagCollection`
 `ShardedEmbeddingBagCollection`.
 """
 
-from functools import partial
-from itertools import accumulate
 from typing import Any, Final
 
 import torch
-from fbgemm_gpu.split_embedding_configs import SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
 from torchrec.distributed.embedding_lookup import BaseEmbeddingLookup
 from torchrec.distributed.embedding_sharding import (
@@ -35,6 +31,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm.sharding.exchange_codecs import ExchangeCodecs, exchanged_width
+from dlrm.sharding.sequences import mend_pieces_without_rows
 from dlrm.sharding.splitting.exchange import SplitExchange
 
 PLANNED_WIDTH: Final = 32
@@ -116,42 +113,11 @@ class _RowSplit(RwPooledEmbeddingSharding):  # type: ignore[misc]
 
     def create_lookup(self, *args: Any, **options: Any) -> BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]:
         lookup = super().create_lookup(*args, **options)
-        for kernel in lookup._emb_modules:
-            tbe = kernel.emb_module
-            if isinstance(tbe, SplitTableBatchedEmbeddingBagsCodegen):
-                _separate_empty_pieces(tbe)
-                if not tbe.weights_host.numel():
-                    tbe.forward = partial(_look_nothing_up, tbe)
+        mend_pieces_without_rows(lookup)
         return lookup
 
     def create_output_dist(self, device: torch.device | None = None) -> "_RowSums":
         return _RowSums(SplitExchange(self._pg, self._wire_dtype))
-
-
-def _separate_empty_pieces(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> None:
-    """Count pieces without rows as one row in the offsets by which FBGEMM's CPU backward separates tables.
-
-    Where two features start at the same offset, FBGEMM takes them for one table's and looks for that table's
-    end beyond the last, which for an empty last piece is past the end of the offsets. No rows are read from
-    them.
-    """
-    rows = [max(spec[0], 1) for spec in tbe.embedding_specs]
-    starts = [0, *accumulate(rows)]
-    offsets = [*(starts[table] for table in tbe.feature_table_map), starts[-1]]
-    tbe.hash_size_cumsum.copy_(torch.tensor(offsets))
-
-
-def _look_nothing_up(
-    tbe: SplitTableBatchedEmbeddingBagsCodegen, indices: Tensor, offsets: Tensor, **_: Any
-) -> Tensor:
-    """Replaces FBGEMM's lookup, which takes a module without host rows for one of a GPU.
-
-    The result requires a gradient, so that this rank joins the backward collectives of the others.
-    """
-    num_bags = offsets.numel() - 1
-    dtype = SparseType.from_int(tbe.output_dtype).as_dtype()
-    batch = num_bags // len(tbe.feature_table_map)
-    return torch.zeros(batch, tbe.total_D, dtype=dtype, requires_grad=True)
 
 
 class _RowSums(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):  # type: ignore[misc]

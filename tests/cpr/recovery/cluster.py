@@ -34,6 +34,7 @@ from cpr.recovery.decide.lineage import raise_if_finished, take_directory
 from cpr.recovery.restore.pls_budget import PlsBudget
 from cpr.recovery.restore.transfer import lost_share, plan_sources
 from cpr.recovery.run.progress import RunProgress, losses_in
+from cpr.recovery.run.report import LIVE
 from cpr.rendezvous.rank_assignment import HeldSegment, WorkerInfo, assign_ranks
 from tests.cpr.checkpoint.saves import MemoryStorage
 
@@ -104,6 +105,8 @@ class Node:
     name: str
     launch: str
     memory: Memory | None = None
+    mirror: Memory | None = None
+    """Of the other rank, as of the moment that has arrived last."""
     run: "Run | None" = None
 
 
@@ -181,6 +184,8 @@ class Cluster:
         for node in nodes:
             if node.memory is not None and node.memory.session_id != decision.session_id:
                 node.memory = None
+            if node.mirror is not None and node.mirror.session_id != decision.session_id:
+                node.mirror = None
         worker_group = SimpleNamespace(
             continues=decision.continues,
             infos=infos,
@@ -194,7 +199,7 @@ class Cluster:
             raise_if_finished(self.storage, group, worker_group)
         except RunFinished:
             for node in nodes:
-                node.memory = None
+                node.memory = node.mirror = None
             raise
         claimant = Claimant(session=decision.session_id, generation=decision.generation)
         ownership = Ownership(self.storage, group, claimant)
@@ -220,6 +225,10 @@ class Cluster:
             run.rows = [(*rows, step) for rows in run.rows]
             run.progress.step(SAMPLES)
         self._publish(run)
+
+    def mirror(self, run, rank):
+        """What a rank has now arrives in its mirror on the next node."""
+        run.nodes[(rank + 1) % RANKS].mirror = run.nodes[rank].memory
 
     def save(self, run, *, freeze=None):
         """Save everything; frozen, the whole run stands still while it writes its manifest."""
@@ -289,7 +298,7 @@ class Cluster:
         if run.is_alive:
             run.ownership.finish(run.progress.steps_done)
             for node in run.nodes:
-                node.memory = None
+                node.memory = node.mirror = None
             run.ownership.release()
             self.end(run)
 
@@ -299,18 +308,19 @@ class Cluster:
         return states[0].newest if states else None
 
     def _info(self, node, restarted):
-        held = ()
-        if node.memory is not None:
-            held = (
-                HeldSegment(
-                    session_id=node.memory.session_id,
-                    rank=node.memory.rank,
-                    world_size=RANKS,
-                    step_finished=node.memory.progress["steps_done"],
-                    generation=node.memory.generation,
-                    epoch=node.memory.epoch,
-                ),
+        held = tuple(
+            HeldSegment(
+                session_id=memory.session_id,
+                rank=memory.rank,
+                world_size=RANKS,
+                step_finished=memory.progress["steps_done"],
+                generation=memory.generation,
+                epoch=memory.epoch,
+                is_mirror=memory is node.mirror,
             )
+            for memory in (node.memory, node.mirror)
+            if memory is not None
+        )
         return WorkerInfo(restarted=restarted, host=node.name, pid=1, held=held, launch=node.launch)
 
     def _publish(self, run):
@@ -343,7 +353,7 @@ class Cluster:
         progress.generation = run.generation
         run.kind = decision.kind
         state = None
-        if decision.kind in {"process", "partial"}:
+        if decision.kind in LIVE:
             holder = run.nodes[found.slot_of[0]].memory
             progress.take_over(deepcopy(holder.progress))
             progress.begin(run.generation, found.endings, found.interrupted, 10**6)
@@ -372,46 +382,27 @@ class Cluster:
             committed=list(seen.committed),
             chain=list(state.saves) if state else [],
         )
+        for node in run.nodes:
+            node.mirror = None  # and the new one is filled
         self._publish(run)
 
     def _report(self, rank, node):
-        memory, segments = node.memory, ()
-        if memory is not None:
-            progress = memory.progress
-            segments = (
-                SegmentReport(
-                    old_rank=memory.rank,
-                    old_world_size=RANKS,
-                    generation=memory.generation,
-                    epoch=memory.epoch,
-                    step_finished=progress["steps_done"],
-                    update_begun=-1,
-                    pid=1,
-                    left_ns=-1,
-                    heartbeat_ns=1,
-                    reason="",
-                    shards=(shard(memory.rank),),
-                    whole_bytes=2 * BYTES,
-                    slot=Slot(
-                        went_back=progress["went_back"],
-                        generation=progress["generation"],
-                        step=progress["steps_done"],
-                        progress_generation=progress["progress_generation"],
-                        losses=losses_in(progress),
-                    ),
-                ),
-            )
+        memory = node.memory
         return WorkerReport(
             rank=rank,
             host=node.name,
             pid=1,
-            segments=segments,
+            segments=tuple(
+                _segment(each, is_mirror=each is node.mirror)
+                for each in (memory, node.mirror)
+                if each is not None
+            ),
             shards=(shard(rank),),
             adopted=memory is not None and memory.rank == rank,
         )
 
     def _put_rows(self, run, plan, newest):
-        """Rows to where they are needed: in place, from another node, or from the newest save."""
+        """Rows to where they are needed: in place, from another node or a mirror, or from the newest save."""
         for sources in plan:
             rank = sources.needed.rank
             if sources.needed.adopted:
@@ -419,7 +410,9 @@ class Cluster:
                 continue
             (band,) = sources.bands
             if band.sources:
-                run.rows[rank] = run.nodes[band.sources[0].rank].memory.rows
+                (source,) = band.sources
+                holder = run.nodes[source.rank]
+                run.rows[rank] = (holder.mirror if source.is_mirror else holder.memory).rows
             else:
                 run.rows[rank] = self.saved[newest.newest.folder][0][rank]
 
@@ -428,3 +421,31 @@ class Cluster:
         has_lost = any(each.lost_rows for each in plan)
         budget.charge(budget.cost_of_loss(found, plan, newest.step if has_lost else None))
         run.progress.forget_saves_after(newest.step if newest else 0)
+
+
+def _segment(memory, *, is_mirror):
+    progress = memory.progress
+    slot = Slot(
+        went_back=progress["went_back"],
+        generation=progress["generation"],
+        step=progress["steps_done"],
+        progress_generation=progress["progress_generation"],
+        losses=losses_in(progress),
+    )
+    return SegmentReport(
+        old_rank=memory.rank,
+        old_world_size=RANKS,
+        generation=memory.generation,
+        epoch=memory.epoch,
+        step_finished=progress["steps_done"],
+        update_begun=-1,
+        pid=1,
+        left_ns=-1,
+        heartbeat_ns=1,
+        reason="",
+        shards=(shard(memory.rank),),
+        whole_bytes=2 * BYTES,
+        slot=None if is_mirror else slot,
+        is_mirror=is_mirror,
+        samples=progress["samples_done"] if is_mirror else None,
+    )

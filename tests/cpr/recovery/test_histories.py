@@ -26,11 +26,13 @@ from cpr.checkpoint.ownership.records import Owner, newest_owner
 from cpr.errors import LockedError, MismatchError, RunFinished
 from cpr.recovery.decide import lineage
 from cpr.recovery.decide.lineage import Directory
+from cpr.recovery.restore.pls_budget import Cost, PlsBudget
+from cpr.recovery.run.report import LIVE
 from tests.cpr.recovery.cluster import RANKS, SAMPLES, TOTAL_SAMPLES, Cluster
 
 HISTORIES = int(os.environ.get("CPR_TESTS_HISTORIES", "120"))
 """Random histories, of up to 40 events each."""
-ENOUGH_HISTORIES = max(HISTORIES, 500)
+ENOUGH_HISTORIES = max(HISTORIES, 3000)
 """Histories in which a violation must be found when a rule is switched off; the search ends at the first."""
 
 
@@ -72,6 +74,20 @@ class Histories(RuleBasedStateMachine):
         with suppress(LockedError):
             self._join(nodes, restarted=False, resume=resume or self.cluster.newest() is not None)
 
+    @precondition(lambda self: self.active)
+    @rule(data=st.data(), lost=st.sampled_from([None, *range(RANKS)]))
+    def workers_die_and_are_started_again(self, data, lost):
+        """What happens most in practice: the same nodes go on, or one of them is replaced."""
+        run = data.draw(st.sampled_from(self.active))
+        nodes = list(run.nodes)
+        self.cluster.end(run)
+        if lost is not None:
+            nodes[lost].memory = nodes[lost].mirror = None
+            nodes[lost] = self.cluster.new_node()
+            self.nodes.append(nodes[lost])
+        with suppress(LockedError, MismatchError, RunFinished):
+            self._join(nodes, restarted=True, resume=False)
+
     @precondition(lambda self: sum(node.run is None for node in self.nodes) >= 1)
     @rule(data=st.data(), replaced=st.booleans())
     def agents_start_workers_again(self, data, replaced):
@@ -83,20 +99,22 @@ class Histories(RuleBasedStateMachine):
         else:
             nodes = data.draw(st.permutations(free))[:RANKS]
         owner = newest_owner(self.cluster.storage)
-        is_over = self.finished and any(node.memory or node.launch in owner.launches for node in nodes)
+        is_over = self.finished and any(
+            node.memory or node.mirror or node.launch in owner.launches for node in nodes
+        )
         with suppress(LockedError, MismatchError):
             try:
                 self._join(nodes, restarted=True, resume=False)
                 assert not is_over, "a run that has finished continues"
             except RunFinished:
                 assert self.finished
-                assert all(node.memory is None for node in nodes)
+                assert all(node.memory is None and node.mirror is None for node in nodes)
 
     def _join(self, nodes, **how):
         before = self.cluster.newest()
         run = self.cluster.join(nodes, **how)
         self.finished = False
-        if run.kind in {"process", "partial"} and before is not None:
+        if run.kind in LIVE and before is not None:
             dense = self.cluster.saved[before.folder][1]
             assert run.dense[: len(dense)] == dense, "memory that does not descend from the newest save"
         if how["restarted"] and before is not None:
@@ -106,6 +124,11 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data(), steps=st.integers(1, 3))
     def train(self, data, steps):
         self.cluster.train(data.draw(st.sampled_from(self.active)), steps)
+
+    @precondition(lambda self: self.active)
+    @rule(data=st.data(), rank=st.integers(0, RANKS - 1))
+    def a_moment_arrives_in_a_mirror(self, data, rank):
+        self.cluster.mirror(data.draw(st.sampled_from(self.active)), rank)
 
     @precondition(lambda self: self.active)
     @rule(data=st.data(), freeze=st.sampled_from([None, None, "manifest.json"]))
@@ -137,7 +160,7 @@ class Histories(RuleBasedStateMachine):
         node = data.draw(st.sampled_from(self.nodes))
         if node.run is not None:
             self.cluster.end(node.run)
-        node.memory = None
+        node.memory = node.mirror = None
 
     @precondition(lambda self: self.active)
     @rule(data=st.data())
@@ -230,6 +253,7 @@ def test_no_history_goes_wrong():
 
 
 ADOPT_ANYTHING = (Directory, "why_stale", lambda *_, **__: None)
+MIRRORS_FOR_NOTHING = (PlsBudget, "_cost_of_mirror", lambda *_: Cost())
 FORGET_ENDS = (lineage, "_has_finished_without", lambda *_: False)
 
 
@@ -242,6 +266,7 @@ FORGET_ENDS = (lineage, "_has_finished_without", lambda *_: False)
         (FORGET_ENDS, "a run that has finished continues"),
         ((Owner, "counts", lambda *_: True), "older epoch|backwards"),
         ((lock.DirectoryLock, "check", lambda _: None), "older epoch|backwards|assert"),
+        (MIRRORS_FOR_NOTHING, "assert"),
     ],
 )
 def test_each_rule_is_needed(without, finding):

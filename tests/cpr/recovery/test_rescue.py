@@ -46,7 +46,7 @@ def unsaved(new_worker, monkeypatch, home):
     worker = new_worker(restarted=False).restore().train(5).wait_for_save()
     with monkeypatch.context() as broken:
         broken.setattr(RankWriter, "write", disk_full)
-        worker.train(23)
+        worker.train(22).wait_for_save().train(1)  # a step notices that the save before it has failed
     return worker
 
 
@@ -132,7 +132,7 @@ def test_memory_of_which_some_is_elsewhere_is_refused(unsaved, home, tmp_path, c
 
 
 def test_memory_is_not_saved_over_what_is_newer(unsaved, new_worker, home, tmp_path, capsys):
-    unsaved.train(200).wait_for_save()
+    unsaved.train(200).wait_for_save().train(1)  # a step notices that the save before it was made
     assert not unsaved_segments(home()), "it was saved since"
     newer = unsaved.recovery.checkpointer.newest_step
     assert newer > 28

@@ -41,6 +41,7 @@ class Worker:
         *,
         layout=None,
         rows=None,
+        sequences=None,
         fused=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
         optimizer=torch.optim.Adagrad,
         apart=False,
@@ -48,13 +49,16 @@ class Worker:
         **options,
     ):
         self.rows = rows or ROWS
+        self.sequences = sequences or {}
         self.before_save = before_save
         self.recovery = cpr.PartialRecovery(str(folder), resident_root=str(memory), **options)
         self.recovery.init_process_group("gloo")
         self.trained = []
         torch.manual_seed(7)
         with self.recovery.building():
-            self.model = models.shard(layout or LAYOUT, fused, ebc=models.bags(**self.rows))
+            collections = {"seq": models.sequences(**self.sequences)} if sequences else {}
+            collections["ebc"] = models.bags(**self.rows)
+            self.model = models.shard(layout or LAYOUT, fused, **collections)
         self.position = Position()
         self.optimizers = self._make_optimizers(optimizer, apart)
 
@@ -66,24 +70,27 @@ class Worker:
         groups = [dense, tables] if apart else [dense + tables]
         return [kind(group, lr=0.1) for group in groups if group]
 
-    def restore(self, initialize=None):
+    def restore(self, initialize=None, **options):
         self.story = self.recovery.restore(
             self.model,
             optimizers=self.optimizers,
             states={"position": self.position},
             before_save=self.before_save,
             initialize=initialize,
+            **options,
         )
         self.position.next += self.recovery.batches_to_skip
         return self
 
     def forward_backward(self):
-        batch = models.batch(self.position.next, BATCH, **self.rows)
+        features = {"ebc": models.batch(self.position.next, BATCH, **self.rows)}
+        if self.sequences:
+            features["seq"] = models.batch(self.position.next, BATCH, **self.sequences)
         self.trained.append(self.position.next)
         self.position.next += 1
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        self.model({"ebc": batch}).square().mean().backward()
+        self.model(features).square().mean().backward()
 
     def train(self, steps):
         for _ in range(steps):

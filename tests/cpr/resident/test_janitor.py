@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,17 +15,34 @@ from cpr.checkpoint.ownership.lock import DirectoryLock
 from cpr.checkpoint.ownership.records import Claimant
 from cpr.checkpoint.storage.base import open_storage
 from cpr.processes import AGENT_PID, LAUNCH_PID, Process, pid_namespace
+from cpr.resident import janitor
 from cpr.resident.cleanup import RUN_FILE, note_run
 from cpr.resident.cleanup import main as check_unsaved
 from cpr.resident.folders import KEEPER_PREFIX, is_locked, janitor_file, live_keepers
 from cpr.resident.home import Home
-from cpr.resident.janitor import LOOK_S, ensure_janitor
+from cpr.resident.janitor import ensure_janitor
 from tests.cpr.checkpoint.saves import commit
 from tests.cpr.resident.shards import RUN, make_shard
 
 PATIENCE_S = 60
+LOOK_S, FIRST_CHECK_S = 0.2, 1.0
+"""Of janitors here, which look more often than those of users."""
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    """Changes the pauses of janitors, which are processes of their own."""
+
+    def run(command, *, check, **options):
+        *python, code, home = command
+        before, name, _ = code.rpartition("main()")
+        assert name
+        pauses = f"main.__globals__.update(LOOK_S={LOOK_S}, FIRST_CHECK_S={FIRST_CHECK_S})"
+        return subprocess.run([*python, f"{before}{pauses}; main()", home], check=check, **options)
+
+    monkeypatch.setattr(janitor, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))
 
 
 @pytest.fixture
@@ -148,9 +166,9 @@ def test_agents_in_another_container_keep_the_memory_when_those_here_are_dead(wa
 def test_memory_whose_janitor_was_killed_goes_at_the_start_of_the_next_run(
     watched, agent, tmp_path, caplog, monkeypatch
 ):
-    (janitor,) = janitors(watched)
-    os.kill(janitor, signal.SIGKILL)
-    wait_until(lambda: Process.find(janitor) is None)
+    (killed,) = janitors(watched)
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: Process.find(killed) is None)
     agent.kill()
     agent.wait()
     caplog.set_level(logging.INFO)

@@ -31,14 +31,24 @@ class Model(nn.Module):
     def __init__(self, **collections):
         super().__init__()
         self.names = list(collections)
+        self.unpooled = {name for name, each in collections.items() if isinstance(each, EmbeddingCollection)}
         for name, collection in collections.items():
             self.add_module(name, collection)
         self.dense = nn.Sequential(nn.Linear(DIM, 4), nn.BatchNorm1d(4))
         self.register_buffer("scratch", torch.zeros(3), persistent=False)
 
     def forward(self, features):
-        pooled = [self.get_submodule(name)(features[name]).values() for name in self.names]
-        return self.dense(torch.cat(pooled, 1).view(pooled[0].shape[0], -1, DIM).sum(1))
+        found = [
+            _rows(rows) if name in self.unpooled else rows.values()
+            for name in self.names
+            for rows in [self.get_submodule(name)(features[name])]
+        ]
+        return self.dense(torch.cat(found, 1).view(found[0].shape[0], -1, DIM).sum(1))
+
+
+def _rows(found):
+    """Of each sample, the rows of its bags of two one after the other."""
+    return torch.cat([each.values().view(-1, 2 * DIM) for each in found.values()], 1)
 
 
 def bags(**rows):
@@ -133,7 +143,7 @@ def table_names(collection):
 
 
 def batch(seed, size, **rows):
-    """Ids for an `EmbeddingBagCollection` of tables `name=rows`: bags of two."""
+    """Ids for a collection of tables `name=rows`: bags of two."""
     generator = torch.Generator().manual_seed(seed)
     ids = [torch.randint(0, count, (2 * size,), generator=generator) for count in rows.values()]
     return KeyedJaggedTensor(

@@ -20,7 +20,7 @@ def build(optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD):
 def add_to_b(model, dtypes, written=lambda: None):
     (group,) = table_groups(model)
     place = [table.table_name for table in group.tables].index("b")
-    return add_row_columns(group, place, dtypes, written)
+    return add_row_columns(group, place, dtypes, written).tensors
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from data.jobs.files import durable_file, remove_leftovers
+from data.jobs.location import Location
 
 
 def test_a_durable_file_knows_its_digest_and_size(tmp_path):
@@ -74,5 +75,5 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / "day=0").mkdir()
     (tmp_path / "day=0" / "part-00000.parquet.123.tmp").touch()
     (tmp_path / "day=0" / "part-00001.parquet").touch()
-    remove_leftovers(tmp_path)
+    remove_leftovers(Location.of(tmp_path))
     assert [path.name for path in tmp_path.rglob("*.*")] == ["part-00001.parquet"]

@@ -101,10 +101,14 @@ def test_a_signal_interrupts_a_waiting_loop(folder, stuck, close_in_handler):
         signal.signal(signal.SIGINT, lambda *_: loader.close())
     main = threading.main_thread().ident
     killer = threading.Thread(target=lambda: (stuck.asked.wait(30), signal.pthread_kill(main, signal.SIGINT)))
-    killer.start()
+
+    def wait():
+        killer.start()  # not before: the signal may come at once, and would end all tests of this process
+        next(iter(loader))
+
     try:
         with pytest.raises(FeedClosedError if close_in_handler else KeyboardInterrupt):
-            next(iter(loader))
+            wait()
     finally:
         killer.join()
         signal.signal(signal.SIGINT, before)
@@ -143,16 +147,25 @@ def test_the_thread_ends(folder, how):
     assert not thread.is_alive()
 
 
+ENDINGS = ("", "raise SystemExit(0)", "loader.close()")
+
+
 @pytest.mark.system
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("ending", ["", "raise SystemExit(0)", "loader.close()"])
-def test_the_interpreter_exits_in_the_middle_of_an_epoch(folder, ending):
+def test_the_interpreter_exits_in_the_middle_of_an_epoch(folder):
+    """That of a fork, for each ending, as importing takes most of the time."""
     script = f"""
+import os, signal
 from data.loader import DataLoader, LoaderConfig
-loader = DataLoader({folder!r}, LoaderConfig(batch_size=4, window_batches=2))
-batches = iter(loader)
-next(batches)
-{ending}
+for ending in {ENDINGS!r}:
+    if os.fork() == 0:
+        signal.alarm(30)
+        loader = DataLoader({folder!r}, LoaderConfig(batch_size=4, window_batches=2))
+        batches = iter(loader)
+        next(batches)
+        exec(ending)
+        break
+    assert os.wait()[1] == 0, ending
 """
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, timeout=50)
     assert done.returncode == 0, done.stderr.decode()

@@ -1,29 +1,17 @@
 """Flags' values: what is taken, what is refused."""
 
-from pathlib import Path
-
 import pytest
 
 from data.criteo import KAGGLE_CARDINALITIES, TERABYTE_CARDINALITIES
-from data.prepare.config import PrepareConfig, parse_bytes
+from data.jobs.command import parse_bytes
+from data.jobs.location import Location
+from data.prepare.config import PrepareConfig
 
 
 def config(**changes):
-    return PrepareConfig(**{"raw": (Path("day_0"),), "out": Path("out"), "num_processes": 2, **changes})
-
-
-@pytest.mark.parametrize(
-    ("text", "num_bytes"),
-    [("2G", 2 << 30), ("1.5m", 3 << 19), ("64KiB", 65536), ("12", 12), ("1GB", 1 << 30)],
-)
-def test_sizes(text, num_bytes):
-    assert parse_bytes(text) == num_bytes
-
-
-@pytest.mark.parametrize("text", ["", "G", "2X", "-1G", "2 G G"])
-def test_what_is_no_size(text):
-    with pytest.raises(ValueError, match="not a size"):
-        parse_bytes(text)
+    return PrepareConfig(
+        **{"raw": (Location.of("day_0"),), "out": Location.of("out"), "num_processes": 2, **changes}
+    )
 
 
 def test_tables_are_a_preset_one_number_or_26_and_capped():
@@ -37,14 +25,14 @@ def test_tables_are_a_preset_one_number_or_26_and_capped():
 
 def test_tables_by_default_are_those_of_the_files_and_roomy():
     for name, cardinalities in (("train.txt", KAGGLE_CARDINALITIES), ("day_7.gz", TERABYTE_CARDINALITIES)):
-        assert config(raw=(Path(name),)).static_table_rows == tuple(
+        assert config(raw=(Location.of(name),)).static_table_rows == tuple(
             min(max(rows, 100_000), 10_000_000) for rows in cardinalities
         )
     assert set(config(cap=1000).static_table_rows) == {1000}
 
 
 def test_files_of_unknown_data_sets_need_table_rows_in_one_pass():
-    raw = (Path("a"), Path("b"))
+    raw = (Location.of("a"), Location.of("b"))
     for ids in ("modulo", "hash"):
         with pytest.raises(ValueError, match=r"not named day_N.*--table-rows"):
             config(raw=raw, ids=ids)

@@ -5,6 +5,7 @@ import hashlib
 import pyarrow.parquet as pq
 import pytest
 
+from data.jobs.location import Location
 from data.prepare import convert
 from data.prepare.convert import ConvertSpan
 from data.prepare.parse.columns import read_block
@@ -19,7 +20,7 @@ def run(raw_file, tmp_path, monkeypatch):
     monkeypatch.setattr(convert, "ROW_GROUP_ROWS", 300)
     lines = make_lines(1000, seed=11)
     lines[700] = b"bad"
-    (raw,) = find_inputs([raw_file(lines, "day_0")], None)
+    (raw,) = find_inputs([Location.of(raw_file(lines, "day_0"))], None)
     (span,) = plan(raw)
 
     def run(block_bytes):
@@ -27,13 +28,13 @@ def run(raw_file, tmp_path, monkeypatch):
         task = ConvertSpan(
             span=span,
             finished=(),
-            out=out,
-            records=out / "records",
+            out=Location.of(out),
+            records=Location.of(out / "records"),
             rule=modulo_ids((1000,) * 26),
             block_bytes=block_bytes,
         )
         task.run(lambda progress: None)
-        (record,) = read_records(out / "records").values()
+        (record,) = read_records(Location.of(out / "records")).values()
         return record, out / f"{record.name}.parquet"
 
     return run

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from data.criteo import CATEGORY_NAMES
+from data.jobs.location import Location
 from data.prepare import vocabulary
 from data.prepare.parse.inputs import find_inputs, plan
 from data.prepare.pieces import read_records
@@ -24,14 +25,19 @@ def tiny_windows(monkeypatch):
 def rank(folder, pieces, min_count, cap):
     runs = []
     for index, values in enumerate(pieces):
-        run = run_path(folder, f"day=0/part-{index}", "cat_0")
+        run = run_path(Location.of(folder), f"day=0/part-{index}", "cat_0")
         distinct, counts = np.unique(np.array(values, np.uint32), return_counts=True)
-        run.write_bytes(vocabulary._entries(distinct, counts).tobytes())
+        run.local.write_bytes(vocabulary._entries(distinct, counts).tobytes())
         runs.append(run)
     path = folder / "cat_0.npy"
     path.unlink(missing_ok=True)
     task = RankCategory(
-        name="cat_0", runs=tuple(runs), scratch=folder, path=path, min_count=min_count, cap=cap
+        name="cat_0",
+        runs=tuple(runs),
+        scratch=Location.of(folder),
+        path=Location.of(path),
+        min_count=min_count,
+        cap=cap,
     )
     task.run(lambda progress: None)
     return path
@@ -57,23 +63,26 @@ def test_ids_are_by_count_then_value(tmp_path, pieces, min_count, cap):
     found = dict(zip(values.tolist(), ids.tolist(), strict=True))
     assert found == expected(pieces, min_count, cap)
     assert values.tolist() == sorted(values.tolist())
-    assert vocabulary_size(path) == len(found) + 2
+    assert vocabulary_size(Location.of(path)) == len(found) + 2
 
 
 def test_a_finished_vocabulary_is_not_made_again(tmp_path):
     path = rank(tmp_path, [[1, 1, 2]], 1, 10)
     before = path.stat().st_mtime_ns
-    RankCategory(name="cat_0", runs=(), scratch=tmp_path, path=path, min_count=1, cap=10).run(lambda p: None)
+    made = {"scratch": Location.of(tmp_path), "path": Location.of(path)}
+    RankCategory(name="cat_0", runs=(), **made, min_count=1, cap=10).run(lambda p: None)
     assert path.stat().st_mtime_ns == before
 
 
 @pytest.fixture
 def records(raw_file, tmp_path):
     """Records of the seven pieces of three lines; in most of them no line starts."""
-    (raw,) = find_inputs([raw_file(make_lines(3))], None)
+    (raw,) = find_inputs([Location.of(raw_file(make_lines(3)))], None)
     for span in plan(raw):
-        CountSpan(span=span, finished=(), records=tmp_path, block_bytes=1000).run(lambda progress: None)
-    return list(read_records(tmp_path).values())
+        CountSpan(span=span, finished=(), records=Location.of(tmp_path), block_bytes=1000).run(
+            lambda progress: None
+        )
+    return list(read_records(Location.of(tmp_path)).values())
 
 
 def test_a_piece_in_which_no_line_starts_has_empty_runs(records, tmp_path):

@@ -9,6 +9,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from data.dataset import MANIFEST_NAME, read_manifest
 from data.jobs.folder import locked
+from data.jobs.location import Location
 from data.synthetic import ClickSource, SyntheticConfig, build, generate, is_finished
 
 TINY = SyntheticConfig(days=2, rows_per_day=1_500, rows_per_block=500, rows_per_file=1_000, scale=1e-4)
@@ -150,7 +151,7 @@ def test_damaged_data_set_is_noticed(tmp_path):
 
 
 def test_folder_that_another_process_writes_is_refused(tmp_path):
-    with locked(tmp_path), pytest.raises(ValueError, match="in use by another live process"):
+    with locked(Location.of(tmp_path)), pytest.raises(ValueError, match="in use by another live process"):
         generate(TINY, tmp_path)
 
 

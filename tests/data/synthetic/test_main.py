@@ -94,8 +94,8 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, capsys, out):
     assert error.count("\n") == 1
 
 
-LONG = SyntheticConfig(days=16, rows_per_day=65_536, scale=1e-4)
-LONG_FLAGS = ("--days", "16", "--rows-per-day", "65536", "--scale", "0.0001", "--processes", "2")
+LONG = SyntheticConfig(days=8, rows_per_day=65_536, scale=1e-4)
+LONG_FLAGS = ("--days", "8", "--rows-per-day", "65536", "--scale", "0.0001", "--processes", "2")
 
 
 @pytest.fixture

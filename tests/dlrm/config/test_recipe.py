@@ -1,10 +1,11 @@
 """Recipes and `--set`: values, and messages for mistakes."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from dlrm.config.recipe import load_config, load_warm_started, recipe_names
+from dlrm.config.recipe import load_config, load_resumed, load_warm_started, recipe_names
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -62,6 +63,47 @@ def test_overrides_are_toml_or_else_text():
     assert config.sharding.kinds == ("table_wise",)
 
 
+OWN = """
+[model]
+kind = "a.b:C"
+[model.options]
+dim = 16
+names = ["x"]
+[model.options.tower]
+mlp = [8, 4]
+"""
+
+
+def test_options_of_an_own_model_are_sections_of_any_keys(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(OWN)
+    overrides = ["model.options.dim=32", "model.options.tower.relu=true", "model.options.new={a=1}"]
+    config = load_config(str(path), overrides)
+    wanted = {"dim": 32, "names": ["x"], "tower": {"mlp": [8, 4], "relu": True}, "new": {"a": 1}}
+    assert config.model.options == wanted
+    (tmp_path / "config.json").write_text(json.dumps({"recipe": "own.toml", **config.to_dict()}))
+    for load in (load_resumed, load_warm_started):
+        assert load(tmp_path, ["model.options.new.a=2"])[1].model.options == {**wanted, "new": {"a": 2}}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.options.day=2020-01-01", r"model\.options\.day is datetime\.date.*; give a number"),
+        ("model.options.dim.x=1", r"model\.options\.dim must be a section of key = value lines, not 16"),
+        ("model.options=3", r"model\.options must be a section"),
+        ("model.top_mlp=[8,1]", r"model\.top_mlp: only built-in models read this, .* a\.b:C; leave it out"),
+        ("model.kind=dlrm", r"model\.kind is dlrm: leave out model\.options\.dim, model\.options\.names"),
+        ("model.kind=a.b:", r"choose one of dlrm, .* or name a class of yours as package\.module:Class"),
+    ],
+)
+def test_wrong_options_of_an_own_model_are_refused(tmp_path, override, message):
+    path = tmp_path / "own.toml"
+    path.write_text(OWN)
+    with pytest.raises(ValueError, match=message):
+        load_config(str(path), [override])
+
+
 def test_a_warm_start_is_configured_as_the_other_run_but_saves_elsewhere(tmp_path):
     config = load_config("tiny", ["data.global_batch_size=64", "checkpoint.uri=s3://bucket/a"])
     (tmp_path / "config.json").write_text(json.dumps({"recipe": "tiny", **config.to_dict()}))
@@ -73,8 +115,23 @@ def test_a_warm_start_is_configured_as_the_other_run_but_saves_elsewhere(tmp_pat
     config = load_config("tiny")
     (tmp_path / "config.json").write_text(json.dumps({"recipe": "tiny", **config.to_dict()}))
     assert load_warm_started(tmp_path)[1].train.warm_start == str(tmp_path / "checkpoint")
+    assert load_warm_started(tmp_path / "best")[1].train.warm_start == str(tmp_path / "best")
     with pytest.raises(ValueError, match="not the folder of a run"):
         load_warm_started(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("uri", "best"),
+    [
+        ("", "runs/a/best"),
+        ("/data/checkpoints", "/data/checkpoints/best"),
+        ("s3://bucket/a/", "s3://bucket/a/best"),
+        ("s3://bucket/a?region=eu-1", "s3://bucket/a/best?region=eu-1"),
+    ],
+)
+def test_the_best_state_lies_in_the_run_folder_or_below_the_checkpoint(uri, best):
+    config = load_config("tiny", [f"checkpoint.uri={uri}"])
+    assert config.checkpoint.best_directory(Path("runs/a")) == best
 
 
 def test_a_recipe_may_be_a_path(tmp_path):
@@ -131,5 +188,5 @@ def test_wrong_recipe_files_are_refused(tmp_path, content, message):
 
 @pytest.mark.parametrize("recipe", ["nosuch", "nosuch.toml", ""])
 def test_unknown_recipes_name_the_known_ones(recipe):
-    with pytest.raises(ValueError, match=r"there is no recipe .*kaggle, mlperf-dcnv2, terabyte, tiny"):
+    with pytest.raises(ValueError, match=r"there is no recipe .*kaggle, lr, mlperf-dcnv2, terabyte, tiny"):
         load_config(recipe)

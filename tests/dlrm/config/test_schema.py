@@ -69,6 +69,17 @@ from dlrm.config.schema import Config, ShardingConfig
         (["train.device=tpu"], "train.device is 'tpu'; choose one of auto, cpu, cuda"),
         (["train.precision=fp16"], "train.precision is 'fp16'; choose one of bf16, fp32"),
         (["train.epochs=0"], "train.epochs"),
+        (
+            ["train.keep_best=auc", "train.evaluate_every_steps=0"],
+            "compares evaluations: set train.evaluate_every_epochs=1",
+        ),
+        (
+            ["train.keep_best=acc"],
+            "train.keep_best: 'acc' is no metric to compare; choose auc, .* or max:NAME",
+        ),
+        (["train.keep_best=min:loss"], "min:loss, a metric of an own model, and model.kind is dlrm; choose"),
+        (["train.patience=2"], "train.patience needs a metric: set train.keep_best"),
+        (["train.min_improvement=0.1"], "train.min_improvement says what train.patience waits for"),
         (["train.max_steps=-1"], "train.max_steps"),
         (["train.seed=-1"], "train.seed"),
         (["train.evaluate_every_steps=-1"], "train.evaluate_every_steps"),

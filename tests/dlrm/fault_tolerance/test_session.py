@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cpr import Changes
 from cpr.checkpoint.collectives import Alone
 from cpr.errors import MismatchError, SaveFailedError
 from dlrm.config.schema import CheckpointConfig
@@ -25,7 +26,7 @@ class Saved:
 
     prepare = newest_state = claim
 
-    def load(self) -> SimpleNamespace:
+    def load(self, changes: Changes) -> SimpleNamespace:
         if not self._loads:
             raise MismatchError("other tables")
         self.steps_done = self.newest_step = self._there

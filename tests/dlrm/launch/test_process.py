@@ -1,5 +1,6 @@
 """Exit codes and messages of a training process."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -46,6 +47,8 @@ def fail_with(error):
         (errors.NoUsableStateError("do this"), 1),
         (errors.CheckpointError("do this"), 1),
         (OSError("do this"), 1),
+        (OSError(errno.ENOSPC, "do this"), 2),
+        (OSError(errno.EIO, "do this"), 1),
         (FloatingPointError("do this"), 1),
         (errors.NoProgressError("do this"), 1),
     ],
@@ -53,7 +56,7 @@ def fail_with(error):
 )
 def test_mistakes_and_failures_are_one_line(error, code, capsys, slept):
     assert exit_code_of("prog", fail_with(error)) == code
-    assert capsys.readouterr() == ("", "prog: do this\n")
+    assert capsys.readouterr() == ("", f"prog: {error}\n")
     assert not slept
 
 

@@ -44,7 +44,7 @@ def test_an_auc_that_stays_at_chance_causes_one_warning():
     for cause in (
         "learning rate",
         "labels",
-        "columns are in another order",
+        "columns have other roles",
         "ids are lost",
         "log-transformed",
     ):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlrm.models.mlp import MLP, Linear, LogitMLP
+from dlrm.models.mlp import MLP, Linear, LogitMLP, product
 
 
 def reference_of(layer):
@@ -114,3 +114,11 @@ def test_initial_values_have_the_published_variance():
     layer = Linear(400, 600, relu=True)
     assert layer.weight.std().item() == pytest.approx((2 / 1000) ** 0.5, rel=0.02)
     assert layer.bias.std().item() == pytest.approx((1 / 600) ** 0.5, rel=0.1)
+
+
+def test_a_bias_may_be_a_column_of_a_table():
+    """As that of a split cross layer, which oneDNN would read as if it were dense."""
+    torch.manual_seed(0)
+    x, weight, biases = torch.randn(5, 8), torch.randn(6, 8), torch.randn(6, 3)
+    for bias in biases.unbind(1):
+        torch.testing.assert_close(product(x, weight, bias), x @ weight.t() + bias)

@@ -25,6 +25,11 @@ HEADS = {
     "dcnv2": lambda features, dtype: CrossHead(features, DIM, (6, 3, 1), 2, 3, dtype),
     "dcnv2 of one layer": lambda features, dtype: CrossHead(features, DIM, (1,), 2, 3, dtype),
     "dlrm": lambda features, dtype: DotHead(features, DIM, dtype),
+    "deepfm without dense": lambda features, dtype: DeepFMHead(features, 0, DIM, (6, 1), dtype),
+    "dcnv2 without dense": lambda features, dtype: CrossHead(
+        features, DIM, (6, 1), 2, 3, dtype, has_dense=False
+    ),
+    "dlrm without dense": lambda features, dtype: DotHead(features, DIM, dtype, has_dense=False),
 }
 
 
@@ -102,8 +107,10 @@ def weights_of(head):
 def inputs(head, kind, num_samples, dtype=torch.float64):
     dim = head.tables.embedding_bag_configs()[0].embedding_dim
     pooled = torch.randn(num_samples, len(head.names), dim, dtype=dtype, requires_grad=True)
-    dense = torch.randn(num_samples, DIM, dtype=dtype, requires_grad=True)
-    return pooled, [] if kind in {"lr", "fm"} else [dense]
+    if kind in {"lr", "fm", "dcnv2 without dense", "dlrm without dense"}:
+        return pooled, []
+    num_dense = 0 if kind == "deepfm without dense" else DIM
+    return pooled, [torch.randn(num_samples, num_dense, dtype=dtype, requires_grad=True)]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor
 
 from cpr.shards import find_shards
 from dlrm.config.schema import TablesConfig
@@ -49,6 +49,15 @@ def test_an_id_beyond_its_table_is_refused_by_name(bounds, others, wrong):
         ValueError, match=rf"feature b has the id {wrong}, but its table t_b has the rows 0 to 2"
     ):
         bounds.check(batch(a=others, b=[[1], [wrong]], c=[[7], [2**40 - 1]]))
+
+
+def test_tables_without_pooling_have_bounds_and_cannot_be_dynamic():
+    sequence = EmbeddingConfig(name="past", embedding_dim=4, num_embeddings=3, feature_names=["s"])
+    with pytest.raises(
+        ValueError, match=r"feature s has the id 3, but its table past has the rows 0"
+    ) as caught:
+        IdBounds([sequence]).check(batch(s=[[2, 3]]))
+    assert "tables.dynamic" not in str(caught.value)
 
 
 def test_the_smaller_of_two_tables_of_a_feature_is_the_bound():

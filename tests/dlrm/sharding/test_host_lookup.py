@@ -52,10 +52,11 @@ def assert_equal_to_rounding(ours, theirs, weights):
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6 * max(1.0, largest))
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("one_hot", [True, False], ids=["one_hot", "multi_hot"])
 @pytest.mark.parametrize("optimizer", list(UPDATES), ids=str)
 @pytest.mark.parametrize("dim", [DIM, 16, 64])  # PyTorch has other kernels for longer rows
-def test_equals_fbgemm_over_steps(dim, optimizer, one_hot):
+def test_equals_fbgemm_over_steps(dim, optimizer, one_hot, weighted):
     theirs, ours = make_tbe(optimizer, dim), make_tbe(optimizer, dim)
     assert use_host_lookups([ours], torch.float32) == 1
     generator = torch.Generator().manual_seed(5)
@@ -64,7 +65,8 @@ def test_equals_fbgemm_over_steps(dim, optimizer, one_hot):
             ours.set_learning_rate(0.05), theirs.set_learning_rate(0.05)
         ids, offsets = make_bags(generator, 32, one_hot)
         grad = torch.randn(32, len(FEATURE_TABLES) * dim, generator=generator)
-        outputs = [tbe(ids, offsets) for tbe in (theirs, ours)]
+        weights = torch.randn(ids.numel(), generator=generator) if weighted else None
+        outputs = [tbe(ids, offsets, weights) for tbe in (theirs, ours)]
         assert_equal_to_rounding(outputs[1], outputs[0], theirs.weights_host)
         for output in outputs:
             output.backward(grad)
@@ -142,23 +144,25 @@ def test_unsupported_modules_keep_fbgemms_lookup(kwargs):
     assert use_host_lookups([tbe], torch.float32) == 0
 
 
-def test_weighted_bags_are_refused():
+def test_weights_that_would_get_no_gradient_are_refused():
     tbe = make_tbe(EmbOptimType.EXACT_SGD)
     use_host_lookups([tbe], torch.float32)
     ids, offsets = make_bags(torch.Generator().manual_seed(1), 4, one_hot=True)
-    with pytest.raises(ValueError, match="weighted bags"):
-        tbe(ids, offsets, per_sample_weights=torch.ones(ids.numel()))
+    with pytest.raises(ValueError, match="weights of ids get no gradient"):
+        tbe(ids, offsets, per_sample_weights=torch.ones(ids.numel(), requires_grad=True))
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("one_hot", [True, False], ids=["one_hot", "multi_hot"])
-def test_replicated_tables_get_the_gradient_of_a_dense_product(one_hot):
+def test_replicated_tables_get_the_gradient_of_a_dense_product(one_hot, weighted):
     tbe = DenseTableBatchedEmbeddingBagsCodegen([(rows, DIM) for rows in ROWS], use_cpu=True)
     torch.manual_seed(2)
     torch.nn.init.normal_(tbe.weights)
     assert use_host_lookups([tbe], torch.float32) == 1
     generator = torch.Generator().manual_seed(5)
     ids, offsets = make_bags(generator, 16, one_hot)
-    output = tbe(ids, offsets)
+    weights = torch.randn(ids.numel(), generator=generator) if weighted else torch.ones(ids.numel())
+    output = tbe(ids, offsets, weights if weighted else None)
 
     tables = [t.view(-1, DIM) for t in tbe.weights.detach().split([rows * DIM for rows in ROWS])]
     tables = [table.clone().requires_grad_() for table in tables]
@@ -167,8 +171,8 @@ def test_replicated_tables_get_the_gradient_of_a_dense_product(one_hot):
         counts = torch.zeros(16, table.shape[0])  # sample x row: a bag as a matrix product
         for sample in range(16):
             bag = feature * 16 + sample
-            for row in ids[offsets[bag] : offsets[bag + 1]]:
-                counts[sample, row] += 1
+            for place in range(offsets[bag], offsets[bag + 1]):
+                counts[sample, ids[place]] += weights[place]
         pooled.append(counts @ table)
     expected = torch.cat(pooled, dim=1)
     torch.testing.assert_close(output, expected)

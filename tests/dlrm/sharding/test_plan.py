@@ -4,14 +4,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torchrec.distributed.types import ShardingType
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
+from data.criteo import DENSE_NAMES
 from data.dataset import Feature
 from dlrm.config.schema import SHARDING_KINDS, ModelConfig, ShardingConfig, TablesConfig
 from dlrm.models.build import build_model
 from dlrm.sharding import plan
 from dlrm.sharding.plan import (
     _constraints,
+    check_tables,
     format_plan,
     make_plan,
     make_sharder,
@@ -22,7 +27,7 @@ CPU = torch.device("cpu")
 
 def model_of(features, dim=32):
     config = ModelConfig(embedding_dim=dim, bottom_mlp=(8, dim), top_mlp=(8, 1))
-    return build_model(config, features, 13, torch.float32)
+    return build_model(config, features, DENSE_NAMES, torch.float32)
 
 
 def plan_of(model, config=ShardingConfig()):  # noqa: B008  # frozen
@@ -58,10 +63,10 @@ def test_columns_are_cut_where_two_pieces_are_wide_enough(features, dim, cut):
 
 def test_both_collections_of_deepfm_are_planned(features):
     model = build_model(
-        ModelConfig(kind="deepfm", embedding_dim=16, top_mlp=(8, 1)), features, 13, torch.float32
+        ModelConfig(kind="deepfm", embedding_dim=16, top_mlp=(8, 1)), features, DENSE_NAMES, torch.float32
     )
     names = set(_constraints(model, ShardingConfig(), 2))
-    assert names == {f"{prefix}cat_{i}" for prefix in ("", "wide_") for i in range(4)}
+    assert names == {f"{prefix}cat_{i}" for prefix in ("", "linear_") for i in range(4)}
 
 
 @pytest.mark.parametrize("kind", ["table_wise", "column_wise"])
@@ -77,6 +82,58 @@ def test_the_plan_is_formatted_as_a_table_largest_first(world_of_one, features, 
     ]
     assert lines[0].endswith("38.4 kB")
     assert summary == "4 tables, 381 rows, 48.8 kB"
+
+
+def own_model(bag=None, sequence=None, is_weighted=False):
+    """Two pooled tables of different dims, and one without pooling, with these changes."""
+    meta, wide = torch.device("meta"), {"embedding_dim": 8, "num_embeddings": 40}
+    bags = [
+        EmbeddingBagConfig(**{"name": "a", "feature_names": ["f", "g"], **wide, **(bag or {})}),
+        EmbeddingBagConfig(name="b", feature_names=["h"], embedding_dim=12, num_embeddings=9),
+    ]
+    items = [EmbeddingConfig(**{"name": "past", "feature_names": ["f"], **wide, **(sequence or {})})]
+    return nn.ModuleDict(
+        {
+            "bags": EmbeddingBagCollection(tables=bags, is_weighted=is_weighted, device=meta),
+            "sequences": EmbeddingCollection(tables=items, device=meta),
+        }
+    )
+
+
+def test_collections_with_and_without_pooling_are_planned_together(world_of_one):
+    model = own_model(is_weighted=True)
+    text = format_plan(plan_of(model), model, {})
+    assert [line.split()[:3] for line in text.splitlines()[1:4]] == [
+        ["a", "40", "8"],
+        ["past", "40", "8"],
+        ["b", "9", "12"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "device", "message"),
+    [
+        ({"bag": {"embedding_dim": 6}}, "cpu", "table a has dim 6, .* multiples of 4; the nearest is 8"),
+        ({"sequence": {"embedding_dim": 1}}, "cpu", "table past has dim 1, .*the nearest is 4"),
+        ({"sequence": {"embedding_dim": 13}}, "cuda", "table past has dim 13, .*the nearest is 12"),
+        (
+            {"bag": {"embedding_dim": 4096}},
+            "cuda",
+            "table a has dim 4096, .*at most 2048; the nearest is 2",
+        ),
+        ({"sequence": {"name": "a"}}, "cpu", "two tables are called a: give each a name of its own"),
+        ({"bag": {"data_type": DataType.FP16}}, "cpu", "table a has data type FP16"),
+        ({"bag": {"pooling": PoolingType.MEAN}, "is_weighted": True}, "cpu", "table a has pooling mean and"),
+    ],
+)
+def test_tables_that_kernels_get_wrong_are_refused_by_name(change, device, message):
+    with pytest.raises(ValueError, match=message):
+        check_tables(own_model(**change), torch.device(device))
+
+
+@pytest.mark.parametrize("dim", [4, 4096])
+def test_any_multiple_of_four_is_taken_on_the_cpu(dim):
+    check_tables(own_model({"embedding_dim": dim}), CPU)
 
 
 def test_copies_count_and_many_ranks_are_counted(features):

@@ -12,7 +12,7 @@ from dlrm.sharding.tables import INIT_CHUNK_ROWS, _fill
 DIM = 8
 
 
-def filled(rows, dim, first_row=0, first_column=0, shape=None, name="cat_0", seed=1):
+def filled(rows, dim, first_row=0, first_column=0, shape=None, name="cat_0", seed=1, low=-0.5, high=0.25):
     shard = torch.full(shape or (rows, dim), torch.nan)
     table = TableShard(
         table_fqn=f"model.{name}",
@@ -23,7 +23,7 @@ def filled(rows, dim, first_row=0, first_column=0, shape=None, name="cat_0", see
         weights=shard,
         optimizer_state={},
     )
-    _fill(table, seed)
+    _fill(table, low, high, seed)
     return shard
 
 
@@ -44,9 +44,9 @@ def test_a_piece_has_the_initial_values_of_the_whole_table(data, rows, chunk):
 def test_large_tables_are_filled_to_the_last_row():
     rows = INIT_CHUNK_ROWS + 3
     whole = filled(rows, 4)
-    bound = rows**-0.5
-    assert whole.abs().max() <= bound
-    assert whole.std().item() == pytest.approx(bound / 3**0.5, rel=0.01)
+    assert -0.5 <= whole.min() < whole.max() <= 0.25
+    assert whole.mean().item() == pytest.approx(-0.125, abs=0.002)
+    assert whole.std().item() == pytest.approx(0.75 / 12**0.5, rel=0.01)
     assert whole[-3:].unique().numel() == 12
     assert not torch.equal(whole[-3:], whole[:3])
 

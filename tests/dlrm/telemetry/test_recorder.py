@@ -18,14 +18,22 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from cpr.estimator.history import SaveCost
 from cpr.recovery.run.report import Recovery
+from data.dataset import DatasetManifest, Feature, Part
 from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
 from dlrm.metrics import ClickMetrics, MetricValues
 from dlrm.telemetry import Recorder, Telemetry, make_run_folder, open_telemetry, progress, recorder
+from dlrm.telemetry.folder import trained_manifest
 from dlrm.telemetry.progress import TrainingProgress
 
 CPU = torch.device("cpu")
 BATCH = 100
+DATA = DatasetManifest(
+    features=(Feature(name="user", rows=9, weights="w"),),
+    parts=(Part(path="a.parquet", day=0, num_rows=1, row_groups=(1,), num_bytes=1, sha256=""),),
+    label="click",
+    schema={"label": {"column": "click"}},
+)
 CONFIG = {"train": {"epochs": 2, "device": "cpu"}, "model": {"top_mlp": (64, 1)}, "data": {"shuffle": True}}
 
 
@@ -38,6 +46,7 @@ def open_run(folder: Path, state: dict | None = None, begins: bool = True, **opt
     defaults = {
         "recipe": "tiny",
         "config": CONFIG,
+        "data": DATA,
         "total_samples": 20 * BATCH,
         "device": CPU,
         "log_every_steps": 5,
@@ -106,6 +115,7 @@ def test_a_whole_run_writes_configuration_metrics_and_report(tmp_path):
     report = telemetry.finish()  # nothing is closed: metrics are written unbuffered
 
     assert json.loads((tmp_path / "config.json").read_text())["train"] == CONFIG["train"]
+    assert trained_manifest(tmp_path) == replace(DATA, parts=())
     versions = json.loads((tmp_path / "versions.json").read_text())
     assert versions["torch_build"] == torch.__version__
     assert "torchrec" in versions["packages"]
@@ -207,7 +217,7 @@ def test_a_run_that_cannot_write_its_configuration_does_not_start(tmp_path, monk
     with full_disk(10), caplog.at_level(logging.WARNING, "dlrm"):
         open_run(tmp_path, state).close()
     assert [line["step"] for line in lines(tmp_path)] == [5]
-    assert len([record for record in caplog.records if "stays as an earlier start" in record.message]) == 2
+    assert len([record for record in caplog.records if "stays as an earlier start" in record.message]) == 3
     assert not list(tmp_path.glob("*.tmp"))
 
 

@@ -1,16 +1,21 @@
 """Runs built from a configuration: parts, resume, warm start."""
 
 import json
+import re
+import shutil
 from contextlib import closing, contextmanager
-from types import SimpleNamespace
 
+import polars  # noqa: F401  # sets an environment variable when it is first imported
 import pytest
 import torch
 import torch.distributed as dist
 
+from cpr import Changes
 from cpr.errors import LockedError, MismatchError, NothingSavedError
 from cpr.shards import find_shards, table_groups
-from data.synthetic import SyntheticConfig, generate
+from data.criteo import DENSE_NAMES
+from data.dataset import MANIFEST_NAME
+from data.synthetic import SyntheticConfig
 from dlrm.comm.controllers.selsync import SelSync
 from dlrm.comm.feedback import Residual
 from dlrm.config.recipe import load_config
@@ -26,7 +31,9 @@ from dlrm.training import build as module
 from dlrm.training.build import build, start_process_group
 from dlrm.training.data import prepare
 from dlrm.training.model import move_dense
+from dlrm.training.run import _train
 from dlrm.training.trainer import DivergedError
+from tests.datasets import generate_few
 
 ALONE = Ranks(rank=0, local_rank=0, world_size=1)
 CPU = torch.device("cpu")
@@ -47,7 +54,7 @@ def test_a_process_without_torchrun_has_a_group_of_one(monkeypatch):
 def test_deepfm_rounds_embeddings_but_not_the_linear_part(shard_model):
     """Each collection of tables puts out the dtype that its model asked for."""
     model = shard_model(
-        {"cat_0": "data_parallel", "wide_cat_0": "data_parallel"},
+        {"cat_0": "data_parallel", "linear_cat_0": "data_parallel"},
         model=ModelConfig(kind="deepfm", embedding_dim=8, top_mlp=(8, 1)),
         precision="bf16",
     )
@@ -62,7 +69,7 @@ def test_deepfm_rounds_embeddings_but_not_the_linear_part(shard_model):
 def tomorrow(tmp_path_factory):
     """Data of the same tables, other samples."""
     folder = tmp_path_factory.mktemp("data") / "tomorrow"
-    generate(
+    generate_few(
         SyntheticConfig(scale=1e-4, days=2, rows_per_day=384, rows_per_block=384, rows_per_file=384, seed=5),
         folder,
     )
@@ -73,10 +80,10 @@ def tomorrow(tmp_path_factory):
 def inputs(world_of_one, small_dataset, tmp_path):
     made = []
 
-    def work(*overrides, resume=None):
+    def work(*overrides, resume=None, **options):
         settings = [f"data.uri={small_dataset}", "data.global_batch_size=32"]
         config = load_config("tiny", [*settings, f"train.run_folder={tmp_path / 'runs'}", *overrides])
-        made.append(prepare(config, "tiny", ALONE, resume))
+        made.append(prepare(config, "tiny", ALONE, resume, **options))
         return made[-1]
 
     yield work
@@ -112,14 +119,6 @@ def test_slow_mixed_precision_is_warned_of(inputs, precision, dtypes, warnings, 
     assert sum("train.precision=fp32 is faster" in record.message for record in caplog.records) == warnings
 
 
-def test_the_best_auc_of_real_data_or_of_several_days_is_unknown():
-    days = {"1": {"best_auc": 0.8}, "2": {"best_auc": 0.7}}
-    known = SimpleNamespace(days=(2,), provenance={"days": days})
-    assert module._best_auc(known) == 0.7
-    assert module._best_auc(SimpleNamespace(days=(1, 2), provenance={"days": days})) is None
-    assert module._best_auc(SimpleNamespace(days=(2,), provenance={})) is None
-
-
 def test_a_run_folder_that_cannot_be_made_is_a_mistake_on_all_ranks(inputs, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="run"):
@@ -128,7 +127,7 @@ def test_a_run_folder_that_cannot_be_made_is_a_mistake_on_all_ranks(inputs, tmp_
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_dense_part_moves_to_a_gpu_and_tables_wait_to_be_sharded(features):
-    model = build_model(ModelConfig(kind="dcnv2"), features, 13, torch.float32)
+    model = build_model(ModelConfig(kind="dcnv2"), features, DENSE_NAMES, torch.float32)
     tables = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     move_dense(model, torch.device("cuda", 0))
     devices = {name: parameter.device.type for name, parameter in model.named_parameters()}
@@ -224,6 +223,27 @@ def test_a_refused_resume_leaves_the_run_folder_unchanged(inputs, tmp_path):
     assert (folder / "config.json").read_bytes() != before["config.json"]
 
 
+@pytest.mark.parametrize("way", ["resume", "warm_start"])
+def test_learning_rates_are_the_configured_ones_and_not_those_of_the_save(inputs, tmp_path, way):
+    options = ("checkpoint.every_steps=2", "train.max_steps=4")
+    with built(inputs(*options)) as trainer:
+        trainer.train()
+    (folder,) = (tmp_path / "runs").iterdir()
+    options = ("checkpoint.every_steps=2", "train.max_steps=8", "tables.learning_rate=1e-12")
+    if way == "warm_start":
+        options, folder = (*options, f"train.warm_start={folder}/checkpoint"), None
+    with built(inputs(*options, resume=folder)) as trainer:
+        trainer.session.restore()
+        before = values_of(trainer)
+        batch = next(iter(trainer.loader))
+        trainer._train_on(batch)
+        moved = {name: (value - before[name]).abs().max() for name, value in values_of(trainer).items()}
+    weights = {name: float(by) for name, by in moved.items() if name.endswith("/weights")}
+    assert weights
+    assert max(weights.values()) < 1e-8
+    assert float(moved["top.logit.weight"]) > 1e-4
+
+
 def values_of(trainer):
     """Copies of tables with their optimizer state, dense parameters and the state of their optimizer."""
     tables = {
@@ -232,8 +252,14 @@ def values_of(trainer):
         for name, column in shard.columns.items()
     }
     dense = {name: each.detach().clone() for name, each in trainer._dense.items()}
-    state = trainer.optimizers.dense.state_dict()["state"].values()
-    return {**tables, **dense, **{f"sum {at}": each["sum"].clone() for at, each in enumerate(state)}}
+    state = trainer.optimizers.dense.state_dict()["state"]
+    states = {
+        f"{name} {at}": value.clone()
+        for at, each in state.items()
+        for name, value in each.items()
+        if isinstance(value, torch.Tensor) and value.dim()
+    }
+    return {**tables, **dense, **states}
 
 
 def assert_equal(ours, theirs):
@@ -280,10 +306,108 @@ def test_a_warm_start_takes_the_model_and_starts_at_its_own_data(inputs, tmp_pat
         assert trainer.optimizers.learning_rates["dense"] == pytest.approx(0.02 * 21 / 100)
 
 
-def test_a_warm_start_needs_a_save_of_the_other_run(inputs, tmp_path):
-    missing = pytest.raises(NothingSavedError, match="a warm start needs a run that has saved")
-    with built(inputs(f"train.warm_start={tmp_path}/nothing")) as trainer, missing:
+@pytest.fixture
+def larger(tmp_path):
+    """Data of larger tables without the feature cat_3."""
+    folder = tmp_path / "larger"
+    sizes = {"rows_per_day": 384, "rows_per_block": 384, "rows_per_file": 384}
+    generate_few(SyntheticConfig(scale=2e-4, days=2, **sizes), folder)
+    path = folder / MANIFEST_NAME
+    manifest = json.loads(path.read_text())
+    manifest["features"] = [each for each in manifest["features"] if each["name"] != "cat_3"]
+    path.write_text(json.dumps(manifest))
+    return folder
+
+
+def test_another_vocabulary_is_warned_of_in_a_warm_start_and_refused_in_a_resume(
+    inputs, small_dataset, tomorrow, tmp_path, caplog
+):
+    def encoded(source, name, digest):
+        folder = shutil.copytree(source, tmp_path / name)
+        manifest = json.loads((folder / "dataset.json").read_text())
+        sparse = [{"column": feature["name"]} for feature in manifest["features"]]
+        manifest["schema"] = {"label": {"column": "label"}, "sparse": sparse}
+        manifest["provenance"]["files"] = [{"path": "vocabulary/cat_4.parquet", "sha256": digest}]
+        (folder / "dataset.json").write_text(json.dumps(manifest))
+        return folder
+
+    first = encoded(small_dataset, "first", "a")
+    same, other = encoded(tomorrow, "same", "a"), encoded(tomorrow, "other", "b")
+    with built(inputs("checkpoint.every_steps=2", "train.max_steps=2", f"data.uri={first}")) as trainer:
         trainer.train()
+    (old,) = (tmp_path / "runs").iterdir()
+    for uri, warned in ((same, False), (other, True)):
+        caplog.clear()
+        options = (f"data.uri={uri}", f"train.warm_start={old}/checkpoint", "checkpoint.every_steps=2")
+        with built(inputs(*options)) as trainer:
+            trainer.session.restore()
+        assert ("of cat_4: rows of tables stand for other values" in caplog.text) == warned
+    path = same / MANIFEST_NAME
+    path.write_text(
+        path.read_text().replace('"int_0"', '"x"').replace('"int_1"', '"int_0"').replace('"x"', '"int_1"')
+    )
+    with built(inputs(f"data.uri={same}", *options[1:])) as trainer:
+        new = values_of(trainer)
+        with pytest.raises(
+            ValueError, match=f"from {old}/checkpoint: its dense .* int_1, int_0, .* of int_0, int_1, "
+        ):
+            trainer.session.restore()
+        assert_equal(values_of(trainer), new)
+    path = first / MANIFEST_NAME
+    path.write_text(path.read_text().replace('"sha256": "a"', '"sha256": "b"'))
+    refused = pytest.raises(ValueError, match=f"{first} was made again since {old} .* of cat_4: ids mean")
+    with refused, built(inputs(f"data.uri={first}", resume=old)):
+        pass
+
+
+@pytest.mark.parametrize(("kind", "optimizer"), [("dlrm", "adagrad"), ("dcnv2", "adam"), ("deepfm", "lamb")])
+def test_a_warm_start_with_other_tables_takes_the_words_of_its_refusal(
+    inputs, larger, tmp_path, kind, optimizer, caplog
+):
+    options = ("checkpoint.every_steps=8", "train.max_steps=3", f"dense.optimizer={optimizer}")
+    options = (*options, f"model.kind={kind}", "model.cross_rank=8")
+    with built(inputs(*options)) as trainer:
+        trainer.train()
+        before = values_of(trainer)
+    (old,) = (tmp_path / "runs").iterdir()
+    options = (*options, f"data.uri={larger}", f"train.warm_start={old}/checkpoint")
+    with built(inputs(*options)) as trainer:
+        new = values_of(trainer)
+        with pytest.raises(MismatchError) as refusal:
+            trainer.session.restore()
+    words = re.search(r"allow it to differ: (.*) \(dlrm.train: --allow", str(refusal.value))[1].split()
+    assert "remove:cat_3" in words
+    assert any(word.startswith("grow:cat_") for word in words)
+    assert any(word.startswith("reset:") for word in words)
+    last = len(trainer._dense) - 1
+    equal = [*trainer._dense][last]
+    assert before[equal].shape == new[equal].shape
+    with built(inputs(*options, changes=Changes.of(*words, f"reset:{equal}"))) as trainer:
+        trainer.session.restore()
+        assert "cat_2, cat_4" in caplog.text.partition("the features changed from ")[2]
+        assert "dense weights of equal shape were kept" in caplog.text
+        assert "as reset:" not in caplog.text, "each word is used"
+        for name, value in values_of(trainer).items():
+            if name == equal or name.endswith(f" {last}"):
+                assert torch.equal(value, new[name]), name
+            elif name in before and before[name].shape == value.shape:
+                assert torch.equal(value, before[name]), name
+            elif name in before and value.dim() == 2 and "cat_" in name:
+                num_old = len(before[name])
+                assert torch.equal(value[:num_old], before[name]), name
+                assert torch.equal(value[num_old:], new[name][num_old:]), name
+            elif name in new:
+                assert torch.equal(value, new[name]), name
+        trainer.train()
+        assert trainer.steps_done == 3
+
+
+def test_a_warm_start_needs_a_save_of_the_other_run(inputs, tmp_path):
+    options = (f"train.warm_start={tmp_path}/nothing", "checkpoint.every_steps=8", "sharding.strategy=des")
+    trainer = build(inputs(*options), StopSignal())
+    with pytest.raises(NothingSavedError, match="a warm start needs a run that has saved"):
+        _train(trainer)
+    assert not [*(tmp_path / "runs").iterdir()]
 
 
 def kinds_of(folder):

@@ -101,6 +101,28 @@ def test_mistakes_are_found_before_a_process_group_exists(dataset, overrides, me
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda manifest: manifest.update(features=[]), "dense columns but no features with ids"),
+        (
+            lambda manifest: manifest["features"][3].update(name="é" * 80),
+            "é... is too long for the name of a",
+        ),
+        (
+            lambda manifest: manifest["features"][3].update(rows=0),
+            r"cat_3 has raw ids.*all features: \['\*'\]",
+        ),
+    ],
+)
+def test_features_that_cannot_have_tables_are_refused(dataset, change, message):
+    manifest = json.loads((dataset / "dataset.json").read_text())
+    change(manifest)
+    (dataset / "dataset.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=message):
+        prepare_with(dataset)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_refused(dataset):
     with pytest.raises(ValueError, match=r"no GPU here; set train\.device=cpu"):
@@ -118,7 +140,7 @@ def test_a_missing_gpu_is_refused(dataset):
                 "int_0",
                 pa.array(["text"] * table.num_rows),
             ),
-            "column int_0 should be float32 but is string",
+            "column int_0 should be float32 or another number, but is string",
         ),
         (
             lambda table: table.set_column(

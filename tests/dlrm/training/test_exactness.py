@@ -1,5 +1,7 @@
 """The sharded model trains exactly like plain PyTorch in one process."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -38,7 +40,8 @@ class PlainDLRM(torch.nn.Module):
             dense = layer(dense).relu()
         vectors = [dense]
         for name in sorted(self.bags):
-            vectors.append(self.bags[name](sparse[name].values(), sparse[name].offsets()[:-1]))
+            ids = sparse[name]
+            vectors.append(self.bags[name](ids.values(), ids.offsets()[:-1], ids.weights_or_none()))
         pairs = [(vectors[i] * vectors[j]).sum(1) for i in range(len(vectors)) for j in range(i)]
         x = torch.cat([dense, torch.stack(pairs, 1)], 1)
         for layer in self.top[:-1]:
@@ -46,18 +49,23 @@ class PlainDLRM(torch.nn.Module):
         return self.top[-1](x).squeeze(1)
 
 
-@pytest.mark.parametrize("multi_hot", [False, True], ids=["one_hot", "multi_hot"])
-def test_twenty_steps_equal_plain_pytorch(multi_hot, shard_model, whole_tables, make_batch):
+@pytest.mark.parametrize("bags", ["one_hot", "multi_hot", "weighted"])
+def test_twenty_steps_equal_plain_pytorch(bags, features, shard_model, whole_tables, make_batch):
     config = TablesConfig(optimizer="sgd", learning_rate=RATE)
+    weighted = bags == "weighted"
     model = shard_model(
-        KINDS, ModelConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(16, 1)), config, batch_size=BATCH
+        KINDS,
+        ModelConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(16, 1)),
+        config,
+        batch_size=BATCH,
+        features=[replace(each, weights="weights" * weighted) for each in features],
     )
     optimizers = Optimizers(model, DenseConfig(optimizer="sgd", learning_rate=RATE), config, ScheduleConfig())
     plain = PlainDLRM(model.module, whole_tables(model))
     sgd = torch.optim.SGD(plain.parameters(), lr=RATE)
     first = [parameter.detach().clone() for parameter in plain.parameters()]
     for step in range(NUM_STEPS):
-        batch = make_batch(BATCH, seed=step, multi_hot=multi_hot)
+        batch = make_batch(BATCH, seed=step, multi_hot=bags != "one_hot", weighted=weighted)
         optimizers.begin_step(step)
         logits = model(batch.dense, batch.sparse)
         binary_cross_entropy_with_logits(logits, batch.labels).backward()

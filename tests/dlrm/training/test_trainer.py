@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from data.loader import DataLoader, LoaderConfig
-from data.synthetic import SyntheticConfig, generate
+from data.synthetic import SyntheticConfig
 from dlrm.config.schema import TrainConfig
 from dlrm.dense_sync import AllReduceSync
 from dlrm.fault_tolerance.session import Session
@@ -21,6 +21,7 @@ from dlrm.launch.stop_signal import StopRequested, StopSignal
 from dlrm.telemetry import Recorder
 from dlrm.training.evaluation import evaluate
 from dlrm.training.trainer import NUM_SCALARS, DivergedError, Trainer
+from tests.datasets import generate_few
 
 ROWS = 1000
 BATCH = 96
@@ -31,7 +32,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trainer") / "dataset"
-    generate(
+    generate_few(
         SyntheticConfig(scale=1e-4, days=2, rows_per_day=ROWS, rows_per_block=256, rows_per_file=512), folder
     )
     return str(folder)
@@ -148,6 +149,18 @@ def test_batches_to_skip_are_dropped(make_trainer):
         ({"evaluate_every_steps": STEPS}, STEPS, [STEPS]),  # once, not twice
         ({"max_steps": 6, "evaluate_every_steps": 3}, 6, [3, 6]),
         ({"epochs": 2, "evaluate_every_steps": 8}, 2 * STEPS, [8, 16, 2 * STEPS]),
+        ({"epochs": 3, "evaluate_every_epochs": 1}, 3 * STEPS, [STEPS, 2 * STEPS, 3 * STEPS]),
+        ({"epochs": 5, "evaluate_every_epochs": 2}, 5 * STEPS, [2 * STEPS, 4 * STEPS, 5 * STEPS]),
+        (
+            {
+                "epochs": 3,
+                "evaluate_every_epochs": 2,
+                "evaluate_every_steps": STEPS,
+                "max_steps": 2 * STEPS + 1,
+            },
+            2 * STEPS + 1,
+            [STEPS, 2 * STEPS, 2 * STEPS + 1],
+        ),
     ],
 )
 def test_how_long_and_when_to_evaluate(config, steps, evaluations, make_trainer):
@@ -157,6 +170,22 @@ def test_how_long_and_when_to_evaluate(config, steps, evaluations, make_trainer)
     assert trainer.telemetry.steps() == list(range(1, steps + 1))
     assert trainer.telemetry.evaluations() == evaluations
     assert trainer.samples_done == steps * BATCH
+
+
+@pytest.mark.parametrize("is_in_next_epoch", [False, True])
+def test_an_epoch_whose_evaluation_was_cut_off_is_evaluated_first(make_trainer, is_in_next_epoch):
+    """Saves before the evaluation lie at the end of the epoch, saves during it at the start of the next."""
+    trainer = make_trainer(epochs=2, evaluate_every_epochs=1)
+    for _ in trainer.loader:
+        if trainer.loader.steps_left == 0 and not is_in_next_epoch:
+            break
+    trainer.steps_done = STEPS
+    trainer.train()
+    assert [entry[:2] for entry in trainer.telemetry.entries][:2] == [
+        ("evaluation", STEPS),
+        ("step", STEPS + 1),
+    ]
+    assert trainer.telemetry.evaluations() == [STEPS, 2 * STEPS]
 
 
 def test_every_test_sample_counts_once(make_trainer):

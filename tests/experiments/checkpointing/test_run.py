@@ -104,6 +104,7 @@ def test_interrupted_run_measures_only_missing_rows(tmp_path, monkeypatch):
 
 @pytest.mark.system
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("forks")
 def test_quick_run_with_two_workers(run_quick, tmp_path):
     stored = run_quick(main, "checkpointing")
     assert [row["key"] for row in stored["rows"]] == ["memory", "round 0"]

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch.distributed as dist
 
-from data.synthetic import SyntheticConfig, generate
+from data.synthetic import SyntheticConfig
 from dlrm.config.recipe import load_config
 from dlrm.launch.device import Ranks
 from dlrm.training.data import prepare
@@ -12,6 +12,7 @@ from experiments.codecs import run as codecs
 from experiments.codecs.run import CodecJob, figures_of, main
 from experiments.codecs.worker import main as work
 from experiments.harness.training import Training
+from tests.datasets import generate_few
 
 EXACT = [0.76, 0.77, 0.755]
 ROWS = [
@@ -25,7 +26,7 @@ ROWS = [
 
 
 def test_whole_experiment_on_made_up_runs(run_quick, tmp_path, monkeypatch):
-    generate(SyntheticConfig(rows_per_day=2000, days=2), tmp_path / "dataset")
+    generate_few(SyntheticConfig(rows_per_day=2000, days=2), tmp_path / "dataset")
     asked = []
 
     def measure(job):
@@ -41,7 +42,7 @@ def test_whole_experiment_on_made_up_runs(run_quick, tmp_path, monkeypatch):
 @pytest.mark.system
 def test_one_seed_on_one_worker(tmp_path):
     """An exact save and load leave the final AUC as it is; lossy rows change it."""
-    generate(SyntheticConfig(rows_per_day=8 * 1024, days=2), tmp_path / "dataset")
+    generate_few(SyntheticConfig(rows_per_day=8 * 1024, days=2), tmp_path / "dataset")
     job = {"dataset": str(tmp_path / "dataset"), "seed": 3, "max_steps": 6}
     out = tmp_path / "measured.json"
     assert work([json.dumps({"job": job, "scratch": str(tmp_path), "out": str(out)})]) == 0

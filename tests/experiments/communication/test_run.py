@@ -2,9 +2,10 @@
 
 import json
 import math
+import runpy
 import signal
-import subprocess
 import sys
+from itertools import count
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ from experiments.communication.contenders import (
     CONTENDERS,
     LIMIT,
     SHARED_ROUNDS,
+    STEPPED,
     TRAINED,
     is_comparable,
     is_lossless,
@@ -31,8 +33,9 @@ from experiments.communication.figures import (
 from experiments.communication.run import QUICK
 from experiments.communication.whole import decisions_of
 from experiments.communication.winners import MEASURED_MS, _num_bytes, table_vi_hits
-from experiments.harness.launch import worker_environment
-from tests.experiments.harness.namespaces import namespaces, own_namespaces
+from experiments.harness.workers import Workers
+from tests.experiments.harness.namespaces import own_namespaces
+from tests.programs import at_work
 
 STEPS = {"nothing": 0.1, "ddp": 9.0, "dense": 1.0, "tree": 1.02, "ring_fp16": 1.3, "ring_int8": 1.6}
 """Seconds of a step."""
@@ -156,50 +159,59 @@ def test_formulas_name_all_winners_of_table_vi(monkeypatch):
     assert table_vi_hits() < 36
 
 
+def interrupt_second_row(monkeypatch):
+    """Has SIGTERM arrive while workers are busy with the second row; returns a list that takes them then."""
+    answer, rows, busy = Workers._answer, count(1), []
+
+    def interrupted(workers):
+        if next(rows) == 2:
+            busy.extend(psutil.Process(at_work(each.pid)) for each in workers._processes)
+            signal.raise_signal(signal.SIGTERM)
+        return answer(workers)
+
+    monkeypatch.setattr(Workers, "_answer", interrupted)
+    return busy
+
+
+@pytest.fixture
+def _own_sigterm():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.system
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("links")
-def test_quick_run_counts_the_bytes_of_the_formulas(run_quick, tmp_path):
+@pytest.mark.usefixtures("links", "forks", "_own_sigterm")
+def test_quick_run_continues_after_an_interrupt_and_counts_the_bytes_of_the_formulas(
+    run_quick, tmp_path, monkeypatch
+):
+    busy = interrupt_second_row(monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["communication", "--quick"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("experiments.communication", run_name="__main__")
+    assert ended.value.code == 1
+    assert len(busy) == 2
+    assert not psutil.wait_procs(busy, timeout=10)[1]
+    assert not own_namespaces()
+    stored = json.loads((tmp_path / "runs" / "quick" / "communication.json").read_text())
+    assert stored["finished"] is None
+
     result = run_quick(communication.main, "communication")
     figures, rows = result["figures"], result["rows"]
+    assert [rows[0]] == stored["rows"]
     assert figures == figures_of(rows)[0]
     assert figures["auto_worst_ratio_low"] <= figures["auto_worst_ratio"] <= figures["auto_worst_ratio_high"]
     assert {"auc_delta_auto_ci", "table_vi_hits", "dense_share_tiny_2_workers_1gbps"} <= {*figures}
     assert {row["contender"] for row in rows if "curve" in row} == {*QUICK.trained}
-    steps = [row for row in rows if "chosen" in row]
-    assert len(steps) == len(QUICK.links_gbit_per_s)
-    for row in steps:
-        counted = row["link_bytes"]
-        for name, expected in row["formula_bytes"].items():
-            # headers and acknowledgements, and a barrier for each turn
-            assert expected <= counted[name] <= 1.1 * expected + 5000, (row["key"], name)
-        assert counted[LIMIT] < 2000
-        assert counted["ddp"] == pytest.approx(counted["dense"], rel=0.02)
-        assert counted["ddp_fp16"] < 0.55 * counted["ddp"]
+    (row,) = [row for row in rows if "chosen" in row]
+    counted = row["link_bytes"]
+    assert counted.keys() == {*STEPPED}
+    for name, expected in row["formula_bytes"].items():
+        # headers and acknowledgements, and a barrier for each turn
+        assert expected <= counted[name] <= 1.1 * expected + 5000, name
+    assert counted[LIMIT] < 2000
+    assert counted["ddp"] == pytest.approx(counted["dense"], rel=0.02)
+    assert counted["ddp_fp16"] < 0.55 * counted["ddp"]
     assert (tmp_path / "runs" / "quick" / "communication_training.png").stat().st_size
     assert not own_namespaces()
-
-
-@pytest.mark.system
-@pytest.mark.timeout(120)
-@pytest.mark.usefixtures("links")
-def test_interrupted_run_ends_its_workers_and_keeps_its_rows(tmp_path):
-    command = [sys.executable, "-m", "experiments.communication", "--quick"]
-    running = subprocess.Popen(
-        command, cwd=tmp_path, env=worker_environment(1), stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert running.stdout.readline().startswith("[1/")  # workers are busy with the next row
-        workers = psutil.Process(running.pid).children()
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(10) == 1
-    finally:
-        running.kill()
-        running.communicate()
-    assert workers
-    # a worker that has ended stays a zombie until init reaps it
-    assert not [each for each in workers if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
-    assert not [name for name in namespaces() if f"-{running.pid}-" in name]
-    result = json.loads((tmp_path / "runs" / "quick" / "communication.json").read_text())
-    assert len(result["rows"]) == 1
-    assert result["finished"] is None

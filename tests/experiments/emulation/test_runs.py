@@ -134,8 +134,8 @@ def test_a_users_data_keeps_its_skew_and_the_papers_tables_and_replaces_no_defau
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["day_0.gz"], "Make one with `python -m data.prepare`"),
-        (["nowhere"], "Make one with `python -m data.prepare`"),
+        (["day_0.gz"], "Make one with `python -m data"),
+        (["nowhere"], "Make one with `python -m data"),
         (["--seeds", "1"], "at least 2"),
     ],
 )

@@ -140,7 +140,7 @@ def test_times_that_are_not_stored_cannot_be_kept(tmp_path, monkeypatch, capsys)
 
 @pytest.mark.system
 @pytest.mark.timeout(120)
-@pytest.mark.usefixtures("links")
+@pytest.mark.usefixtures("links", "forks")
 def test_failing_worker_raises_with_its_output():
     wrong = replace(SMALL, global_batch_size=-2)
     job = {"model": "lr", "workload": asdict(wrong)}
@@ -155,7 +155,7 @@ def test_failing_worker_raises_with_its_output():
 
 @pytest.mark.system
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("links")
+@pytest.mark.usefixtures("links", "forks")
 def test_quick_run_fills_every_figure(run_quick):
     result = run_quick(splitting.main, "splitting")
     figures = result["figures"]
@@ -165,6 +165,5 @@ def test_quick_run_fills_every_figure(run_quick):
     assert figures["auto_worst_ratio_low"] <= figures["auto_worst_ratio"] <= figures["auto_worst_ratio_high"]
     for ending in ("", "_logits"):  # 8 and 11 binary digits
         assert 0 < figures[f"wire_error_fp16{ending}"] < figures[f"wire_error_bf16{ending}"] < 0.05
-    # two models, two speeds
-    assert sum("rounds" in row for row in result["rows"]) == 4
+    assert [row["model"] for row in result["rows"] if "rounds" in row] == ["lr", "dlrm"]
     assert not own_namespaces()

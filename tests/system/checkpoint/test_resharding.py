@@ -4,21 +4,27 @@ All worlds work at the same time, in one folder. All tables have the same values
 load must give them back. An error says what does not."""
 
 import time
+from functools import cache
 
 import pytest
 import torch
 import torch.distributed as dist
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
+from cpr import Changes
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
-from tests.cpr.shards.models import DIM, bags, shard
+from tests.cpr.shards.models import DIM, bags, sequences, shard
 
 ROWS = {"a": 40, "b": 33, "c": 21, "d": 50}
+UNPOOLED = {"e": 25, "f": 37}
+"""Tables of an `EmbeddingCollection`."""
 LAYOUTS = {
-    "mixed": {"a": "tw", "b": "cw", "c": "dp", "d": "rw"},
-    "turned": {"a": "cw", "b": "dp", "c": "rw", "d": "grid"},
-    "again": {"a": "dp", "b": "twrw", "c": "tw_last", "d": "twcw"},
+    "mixed": {"a": "tw", "b": "cw", "c": "dp", "d": "rw", "e": "dp", "f": "cw"},
+    "turned": {"a": "cw", "b": "dp", "c": "rw", "d": "grid", "e": "rw", "f": "tw_last"},
+    "again": {"a": "dp", "b": "twrw", "c": "tw_last", "d": "twcw", "e": "cw", "f": "rw"},
 }
+MORE = 9
+"""Rows by which each table has grown in the end."""
 TOUCHED = (0, 7, 20)
 """Rows of each table that change after the base."""
 WAIT_S = 90
@@ -37,22 +43,29 @@ class Owed:
         self.part = sum((state["part"] for state in states), torch.zeros(1))
 
 
-def build(folder, layout):
-    """A sharded model and its checkpointer."""
-    model = shard(layout, ebc=bags(**ROWS))
+@cache
+def build(layout, more):
+    """A sharded model and its optimizers, for all saves and loads under a layout: sharding takes longest."""
+    pooled, unpooled = ({name: rows + more for name, rows in each.items()} for each in (ROWS, UNPOOLED))
+    model = shard(LAYOUTS[layout], ebc=bags(**pooled), seq=sequences(**unpooled))
     replicated = [p for p in model.parameters() if p.numel() and not hasattr(p, "_in_backward_optimizers")]
     tables = [p for p in replicated if p.dim() == 2 and p.shape[1] == DIM and p.shape[0] != 4]
-    optimizers = [RowWiseAdagrad(tables, lr=0.1)] if tables else []
+    return model, [RowWiseAdagrad(tables, lr=0.1)] if tables else []
+
+
+def open_checkpointer(folder, layout, more=0):
+    """Of a model sharded by this layout."""
+    model, optimizers = build(layout, more)
     checkpointer = Checkpointer(model, CheckpointConfig(uri=str(folder), codec="exact"), optimizers)
     checkpointer.owed = Owed()
     checkpointer.register("owed", checkpointer.owed, per_rank=True)
-    return model, checkpointer
+    return checkpointer
 
 
 def expected(shard, column, version):
     """Values of a shard's column: they tell table, row and place; `version` 1 differs in the touched rows."""
     rows = torch.arange(shard.row_offset, shard.row_offset + shard.num_rows, dtype=torch.float32)
-    base = 1000 * (1 + "abcd".index(shard.table_fqn[-1])) + rows
+    base = 1000 * (1 + "abcdef".index(shard.table_fqn[-1])) + rows
     if version:
         touched = torch.isin(rows, torch.tensor(TOUCHED, dtype=torch.float32))
         base = torch.where(touched, base + 0.5, base)
@@ -69,7 +82,7 @@ def fill(checkpointer, version):
 
 
 def save(folder, layout):
-    _, checkpointer = build(folder, layout)
+    checkpointer = open_checkpointer(folder, layout)
     fill(checkpointer, version=0)
     checkpointer.save("rolling")
     checkpointer.wait()
@@ -84,21 +97,24 @@ def save(folder, layout):
     checkpointer.close()
 
 
-def load(folder, layout):
-    _, checkpointer = build(folder, layout)
+def load(folder, layout, more=0):
+    """With `more`, tables have that many rows more, which stay as they are."""
+    checkpointer = open_checkpointer(folder, layout, more)
     for each in checkpointer.shards:
         for column in each.columns.values():
             column.fill_(torch.nan)
     checkpointer.owed.part = torch.full((1,), torch.nan)
-    loaded = checkpointer.load()
+    loaded = checkpointer.load(changes=Changes.of("grow:*") if more else Changes())
     owed = checkpointer.owed.part.clone()
     dist.all_reduce(owed)
     torch.testing.assert_close(owed, torch.ones(1))
     assert [each.kind for each in loaded.state.saves] == ["base", "rows"]
     for each in checkpointer.shards:
+        old = max(0, each.table_shape[0] - more - each.row_offset)
         for name, column in each.columns.items():
-            wanted = expected(each, column, version=1)
-            assert torch.equal(column, wanted), (str(folder), each.name, name, column, wanted)
+            wanted = expected(each, column, version=1)[:old]
+            assert torch.equal(column[:old], wanted), (str(folder), each.name, name, column, wanted)
+            assert column[old:].isnan().all(), (str(folder), each.name, name)
     checkpointer.close()
 
 
@@ -114,16 +130,17 @@ def wait_for(path):
 def save_and_load(folder, sizes):
     dist.init_process_group("gloo")
     own = dist.get_world_size()
-    for name, layout in LAYOUTS.items():
-        save(folder / f"{own}-{name}", layout)
+    for layout in LAYOUTS:
+        save(folder / f"{own}-{layout}", layout)
     dist.barrier()
     if dist.get_rank() == 0:
         (folder / f"{own}-saved").touch()
     for size in sizes:
         wait_for(folder / f"{size}-saved")
         for source in LAYOUTS:
-            for layout in LAYOUTS.values():
+            for layout in LAYOUTS:
                 load(folder / f"{size}-{source}", layout)
+        load(folder / f"{size}-mixed", "turned", MORE)
     dist.destroy_process_group()
 
 

@@ -50,7 +50,7 @@ def by_themselves():
         yield {"exchange": exchange, "wire_dtype": wire_dtype, "error_feedback": False}
 
 
-def replicas_stay_equal_and_no_gradient_is_lost():
+def check_replicas_stay_equal_and_no_gradient_is_lost():
     """SGD towards another target on each rank, so that gradients depend on earlier exchanges."""
     for options in (*by_themselves(), *in_pairs()):
         exchange = build(**options)
@@ -62,7 +62,7 @@ def replicas_stay_equal_and_no_gradient_is_lost():
             computed += gradient
             total = sum_of(exchange, gradient)
             sent += total
-            parameters = parameters - 0.05 * total
+            parameters = parameters - 0.1 * total
             exchange.observe(0.001 * (1 + step % 3))
         assert_same_bits(parameters)
         figures = exchange.take_figures()

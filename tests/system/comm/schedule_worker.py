@@ -12,7 +12,7 @@ from dlrm.comm.p3.scheduler import PriorityExchange
 from dlrm.optim.norms import SharedNorms, choose_norms, divide, local_norms
 from tests.system.comm.common import assert_same_bits, assert_same_value
 
-STEPS = 100
+STEPS = 30
 SMALL = {"slice_values": 100, "fuse_values": 20}
 
 

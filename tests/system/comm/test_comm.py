@@ -22,23 +22,23 @@ from tests.system.sharding.wire_worker import Case
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 UNEVEN_BATCHES = (5, 8)
-GROUPS = {
-    "collectives": (4, (collectives_worker,)),
-    "exchanges": (4, (residual_worker, exchange_worker, disagreement_worker, hook_worker, replicas_worker)),
-    "priority and norms": (3, (schedule_worker,)),
+WORKERS = {
+    4: (
+        collectives_worker,
+        residual_worker,
+        exchange_worker,
+        disagreement_worker,
+        hook_worker,
+        replicas_worker,
+    ),
+    3: (schedule_worker,),
 }
 
 
-@pytest.mark.parametrize("name", GROUPS)
-def test_checks_between_ranks(name, start_ranks):
-    world_size, workers = GROUPS[name]
-    checks = [check for worker in workers for check in checks_of(worker)]
+@pytest.mark.parametrize("world_size", WORKERS)
+def test_checks_between_ranks(world_size, start_ranks):
+    checks = [check for worker in WORKERS[world_size] for check in checks_of(worker)]
     start_ranks(in_group, *checks, world_size=world_size).wait(timeout_s=200)
-
-
-def test_all_exchanges_over_a_hundred_steps(start_ranks):
-    work = exchange_worker.replicas_stay_equal_and_no_gradient_is_lost
-    start_ranks(in_group, work, world_size=4).wait(timeout_s=200)
 
 
 def test_rows_and_codecs_between_ranks(start_ranks):

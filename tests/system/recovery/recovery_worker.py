@@ -8,12 +8,14 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import cpr
+import cpr.mirror.mirror as mirroring
 from cpr.recovery.restore import restorer as restoring
 from cpr.recovery.restore import transfer as moving
 from dlrm.comm.build import build_exchange
@@ -52,6 +54,19 @@ def kill_oneself():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def wait_for_mirror(recovery):
+    """Until the newest step is in the mirror, whose first moments are skipped while it is filled."""
+    while recovery._mirror.step_sent != recovery.steps_done:
+        if recovery._mirror._job is None:
+            step_mirror(recovery)
+        time.sleep(0.01)
+
+
+def step_mirror(recovery):
+    publisher, epoch = recovery._publisher, recovery.checkpointer.ownership.epoch
+    recovery._mirror.step(recovery.steps_done, epoch, publisher.mirrored_state())
+
+
 def fail(scenario, recovery, rank):
     dist.barrier()
     if scenario.startswith("lose") and rank == 1:
@@ -66,6 +81,7 @@ def main(folder, scenario):
     folder = Path(folder)
     torch.set_num_threads(1)
     moving.MESSAGE_BYTES = 256  # some rows
+    mirroring.keepers = lambda infos: [1, 0]  # each worker stands for a node
     by_priority = scenario == "lose_by_priority"
     recovery = cpr.PartialRecovery(
         str(folder / "checkpoint"),
@@ -73,6 +89,7 @@ def main(folder, scenario):
         priority=PRIORITY if by_priority else None,
         moment="consistent",
         total_samples=1000 * BATCH,
+        mirror=cpr.MirrorConfig(to="neighbour" if "mirror" in scenario else "none"),
     )
     with recovery:
         recovery.init_process_group("gloo")
@@ -82,7 +99,7 @@ def main(folder, scenario):
             model = shard(LAYOUT, ebc=bags(**ROWS))
         ordinary = [p for p in model.parameters() if p.numel() and not hasattr(p, "_in_backward_optimizers")]
         optimizer = torch.optim.Adagrad(ordinary, lr=0.1)
-        if scenario == "lose_again" and generation == 1 and rank == 0:
+        if scenario in {"lose_again", "lose_mirrored_again"} and generation == 1 and rank == 0:
             restoring.RowTransfer.move = lambda *_: kill_oneself()  # in the middle of it
         if scenario in {"lose_before_seal", "lose_after_seal"} and generation == 1 and rank == 1:
             seal = restoring.Segment.seal
@@ -115,6 +132,11 @@ def main(folder, scenario):
             flat[:NUM_OWED] = torch.randn(NUM_OWED, generator=generator)
             exchange.combine(flat)
             recovery.step(samples=BATCH * dist.get_world_size())
+            if "mirror" in scenario and recovery.steps_done == FAIL_AT - (scenario == "lose_mirror_behind"):
+                wait_for_mirror(recovery)
+                torch.save(values(recovery, model, exchange), folder / f"mirrored-{rank}.pt")
+                if scenario == "lose_mirror_behind":
+                    recovery._mirror.step = lambda *_: None  # as if the link was cut
             if recovery.steps_done in {BASE_AT, SAVE_AT}:
                 recovery.checkpointer.wait_until_idle()
                 name = "saved" if recovery.steps_done == SAVE_AT else "base"

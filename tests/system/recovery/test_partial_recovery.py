@@ -11,7 +11,16 @@ import torch
 from cpr.checkpoint.storage.base import open_storage
 from cpr.estimator.history import read_history
 from tests.cpr.shards.models import batch
-from tests.system.recovery.recovery_worker import BASE_AT, BATCH, FAIL_AT, MORE, PRIORITY, ROWS, SAVE_AT
+from tests.system.recovery.recovery_worker import (
+    BASE_AT,
+    BATCH,
+    FAIL_AT,
+    MORE,
+    NUM_OWED,
+    PRIORITY,
+    ROWS,
+    SAVE_AT,
+)
 from tests.system.runs import free_port
 
 WORKER = ("-m", "tests.programs", "tests.system.prepared", "tests.system.recovery.recovery_worker")
@@ -106,6 +115,33 @@ def test_a_lost_worker_has_its_last_saved_rows_and_all_others_live_ones(torchrun
     lost = [shard["columns"] for shard in replaced["shards"] if not shard["replicated"]]
     lost_bytes = sum(column.nbytes for columns in lost for column in columns.values())
     assert 0 < story["bytes_read"] < 2 * lost_bytes + 16384  # and nothing else is read
+    assert not list((folder / "memory").iterdir())
+
+
+@pytest.mark.parametrize("scenario", ["lose_mirrored", "lose_mirrored_again", "lose_mirror_behind"])
+def test_a_lost_worker_has_the_rows_of_its_mirror(torchrun, folder, scenario):
+    """`again`: a worker dies in the middle of the recovery; `behind`: the mirror is one step older."""
+    code, said = torchrun(scenario)
+    assert code == 0, said[-4000:]
+    generation, behind = 1 + scenario.endswith("again"), scenario.endswith("behind")
+    survivor, replaced = (load(folder, f"begin-{generation}-{rank}") for rank in (0, 1))
+    alive, mirrored = load(folder, "alive-0"), load(folder, "mirrored-1")
+    assert_rows(survivor, alive)
+    assert_rows(replaced, mirrored, replicated=False)
+    assert_rows(replaced, load(folder, "alive-1"), replicated=True)
+    assert_dense(replaced, alive)
+    assert torch.equal(survivor["owed"], alive["owed"])
+    assert torch.equal(replaced["owed"], torch.zeros(NUM_OWED) if behind else mirrored["owed"])
+    assert alive["owed"].any()
+    story = story_of(folder, generation)
+    assert (story["kind"], story["step"], story["save_step"]) == ("mirror", FAIL_AT, None)
+    assert story["mirror_step"] == FAIL_AT - behind
+    assert story["pls_total"] == pytest.approx(behind * BATCH * 2 / (1000 * BATCH * 2))
+    rows = {origin["table_fqn"].rpartition(".")[2]: origin for origin in story["sources"]}
+    assert (rows["a"]["adopted"], rows["a"]["mirrored"]) == (0, 40)
+    assert (rows["b"]["adopted"], rows["b"]["mirrored"]) == (33, 33)
+    assert (rows["d"]["adopted"], rows["d"]["mirrored"]) == (25, 25)
+    assert not any(origin["lost"] or origin["moved"] for origin in rows.values())
     assert not list((folder / "memory").iterdir())
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from cpr.faults import Killer, LoseNode
 from experiments.recovery.launch import NodesRun
+from tests.programs import at_work
 from tests.system.runs import curve, free_port, only_folder, report_of, settings, wait_for_step
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -20,7 +21,7 @@ OPTIONS = (
     "train.evaluate_every_steps=50",
     "checkpoint.every_steps=20",
 )
-SELDOM = "train.evaluate_every_steps=200"
+NEVER = "train.evaluate_every_steps=0"
 
 
 def wait_until_free(memory):
@@ -31,10 +32,13 @@ def wait_until_free(memory):
         time.sleep(0.1)
 
 
-def test_a_lost_node_loses_its_shards_alone(dataset, tmp_path):
-    arguments = settings(dataset, tmp_path, *OPTIONS, "data.global_batch_size=10", SELDOM)
-    arguments = [each for each in arguments if not each.startswith("train.run_folder")]
-    with NodesRun(tmp_path / "nodes", arguments, workers_per_node=1) as run:
+def test_a_lost_node_loses_its_shards_alone(lender, dataset, tmp_path):
+    arguments = settings(
+        dataset, tmp_path, *OPTIONS, "data.global_batch_size=10", "train.max_steps=300", NEVER
+    )
+    arguments = ["dlrm.train", *(each for each in arguments if not each.startswith("train.run_folder"))]
+    program = {"module": "tests.programs", "environment": lender}
+    with NodesRun(tmp_path / "nodes", arguments, workers_per_node=1, **program) as run:
         wait_for_step(None, run.wait_for_folder().parent, 60)
         with Killer(nodes=run.nodes) as killer:
             deed = killer.fire(LoseNode(), target=1)
@@ -55,7 +59,7 @@ def test_a_lost_node_loses_its_shards_alone(dataset, tmp_path):
 
 
 def test_a_clean_stop_saves_and_frees_the_memory(start, dataset, memory, tmp_path):
-    arguments = settings(dataset, tmp_path / "runs", *OPTIONS, SELDOM)
+    arguments = settings(dataset, tmp_path / "runs", *OPTIONS, NEVER)
     environment = {"CPR_RESIDENT_ROOT": str(memory)}
     run = start("-m", "dlrm.train", *arguments, ranks=2, restarts=3, environment=environment, forks=True)
     wait_for_step(run, tmp_path / "runs", 60)
@@ -78,18 +82,19 @@ def test_a_node_that_joins_stops_no_run_and_costs_nothing(start, dataset, memory
     """torchrun stops healthy workers then, as it does at the end, and starts them with others."""
     endpoint = f"localhost:{free_port()}"
     torchrun = ("-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", 1)
+    worker = ("-m", "tests.programs", "dlrm.train")
     soon = ("--rdzv-conf", "last_call_timeout=3")  # instead of 30 s for another node that may come
     flags = ("--max-restarts", 3, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job")
     runs = tmp_path / "runs"
     same_kinds = "sharding.data_parallel_rows=0"  # one node alone replicates none
-    more = settings(dataset, runs, *OPTIONS, "train.epochs=50", "train.evaluate_every_steps=0", same_kinds)
-    command = (*torchrun, *flags, *soon, "-m", "dlrm.train", *more)
+    more = settings(dataset, runs, *OPTIONS, "train.epochs=50", NEVER, same_kinds)
+    command = (*torchrun, *flags, *soon, *worker, *more)
     # as `cpr run` has it: else torch 2.13 lets a node that joins wait for an address that no process tells
     environment = {"CPR_RESIDENT_ROOT": str(memory), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    first = start(*command, environment=environment)
+    first = start(*command, environment=environment, forks=True)
     wait_for_step(first, runs, 30)
-    second = start(*command, environment=environment)
-    while not psutil.Process(second.pid).children():  # both nodes are there, and the old worker is gone
+    second = start(*command, environment=environment, forks=True)
+    while not psutil.Process(at_work(second.pid)).children():  # both nodes are there, the old worker is gone
         assert second.poll() is None, second.communicate()
         time.sleep(0.1)
     before = curve(only_folder(runs))[-1]["step"]

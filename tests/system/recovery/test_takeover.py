@@ -20,10 +20,9 @@ from cpr.checkpoint.catalog.chain import find_states
 from cpr.checkpoint.ownership.records import newest_owner
 from cpr.checkpoint.storage.base import open_storage
 from experiments.harness.network import LINK, Network, NoNetworkError, check_possible
-from tests.programs import NETWORK, at_work
+from tests.programs import at_work
 from tests.system.recovery.takeover_worker import CONTROL, MACHINE
 from tests.system.runs import (
-    STEPS,
     curve,
     free_port,
     only_folder,
@@ -34,7 +33,9 @@ from tests.system.runs import (
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-OPTIONS = ("train.precision=fp32", "checkpoint.every_steps=20")
+STEPS = 100
+OPTIONS = ("train.precision=fp32", "checkpoint.every_steps=10", "data.global_batch_size=40")
+UNEVALUATED = "train.evaluate_every_steps=0"
 IMPATIENT = "recovery.timeout_s=6"
 """Limits how long workers wait for one that is cut off."""
 RENDEZVOUS = "keep_alive_interval=1,keep_alive_max_attempt=4,last_call_timeout=1"
@@ -222,50 +223,50 @@ def test_memory_older_than_the_newest_save_or_its_owner_takes_no_run_back(
     runs = tmp_path / "runs"
     with nodes_in(start, tmp_path) as make_node:
         run, died, finished = (make_node(name) for name in "abc")
-        run.hold(45)
+        run.hold(23)
         run.train(*settings(dataset, runs, *OPTIONS))
-        run.wait_until_held(runs, saved=40)
+        run.wait_until_held(runs, saved=20)
         bring_back = keep_memory_of_rank_1(run, tmp_path / "kept")
-        run.hold(95)
-        run.wait_until_held(runs, saved=80)
+        run.hold(47)
+        run.wait_until_held(runs, saved=40)
 
         # one worker returns with memory that others have left behind
         agent, workers = run.agent_and_workers()
         agent.suspend()
         for each in workers:
             each.kill()
-        run.hold(93)
+        run.hold(46)
         bring_back()
         agent.resume()
-        run.wait_until_held(runs, saved=80)
-        assert run.has_logged("all workers go back to save 3 of step 80: live memory is of step 45")
+        run.wait_until_held(runs, saved=40)
+        assert run.has_logged("all workers go back to save 3 of step 40: live memory is of step 23")
 
         # the run is paused; a successor takes its directory, and dies before a first save
         run.send(signal.SIGSTOP)
-        died.hold(85)
+        died.hold(43)
         died.train("--resume", only_folder(runs))
         died.wait_for(lambda: died.is_held)
         died.send(signal.SIGKILL)
         died.run.communicate()
-        run.hold(150)
+        run.hold(75)
         run.send(signal.SIGCONT)
-        run.wait_until_held(runs, saved=140)
+        run.wait_until_held(runs, saved=70)
         assert run.has_logged("has owned the directory since then")
 
         # the run is paused again; the next successor saves, and finishes
         run.send(signal.SIGSTOP)
-        finished.hold(155)
+        finished.hold(77)
         finished.train("--resume", only_folder(runs))
-        finished.wait_until_held(runs, saved=140)
+        finished.wait_until_held(runs, saved=70)
         run.hold(0)
         run.send(signal.SIGCONT)
         run.wait_for(lambda: run.has_logged("is in use by"))
-        assert newest_step(runs) == 140
+        assert newest_step(runs) == 70
         finished.hold(0)
         finished.end()
         files = files_of(runs)
         log = run.end()
-    assert re.search(r"save 3 of step 80: live memory .*\), but run .* has owned the directory", log)
+    assert re.search(r"save 3 of step 40: live memory .*\), but run .* has owned the directory", log)
     assert "no longer belongs to run" in log
     assert f"finished at step {STEPS}: nothing is left to train, and nothing is written" in log
     assert files_of(runs) == files
@@ -310,8 +311,7 @@ def run_without_a_node_that_is_cut_off(start, lender, dataset, folder):
 
         def join(name, number):
             node = make_node(name)
-            namespace = f"/run/netns/{network.command(number)[-1]}"
-            node.environment |= {NETWORK: namespace, "GLOO_SOCKET_IFNAME": LINK}
+            node.environment["GLOO_SOCKET_IFNAME"] = LINK
             where = (
                 "--local-addr",
                 network.address(number),
@@ -326,13 +326,13 @@ def run_without_a_node_that_is_cut_off(start, lender, dataset, folder):
                 "--rdzv-conf",
                 f"is_host={number == 0},{RENDEZVOUS}",
             )
-            arguments = settings(dataset, runs, *OPTIONS, IMPATIENT)
-            node.hold(65)
+            arguments = settings(dataset, runs, *OPTIONS, UNEVALUATED, IMPATIENT)
+            node.hold(33)
             node.join(lender, torchrun, arguments, network.command(number), idle_s=2.0)
             return node
 
         a, b = join("a", 0), join("b", 1)
-        a.wait_until_held(runs, saved=60)
+        a.wait_until_held(runs, saved=30)
         network.link(1).cut()
         c = join("c", 2)
         for each in (a, b, c):
@@ -352,20 +352,20 @@ def test_a_node_that_was_paused_joins_others_that_have_finished_and_takes_no_run
 
 def run_without_a_node_that_is_paused(start, lender, dataset, folder):
     runs, endpoint = folder / "runs", f"localhost:{free_port()}"
-    batches = "data.global_batch_size=24"  # for two ranks, and for three
+    batches = "data.global_batch_size=48"  # for two ranks, and for three
     with nodes_in(start, folder) as make_node:
 
         def join(name, is_host=False):
             node = make_node(name)
-            node.hold(65)
+            node.hold(33)
             where = ("--rdzv-endpoint", endpoint, "--rdzv-conf", f"is_host={is_host},{RENDEZVOUS}")
-            arguments = settings(dataset, runs, *OPTIONS, batches, IMPATIENT)
+            arguments = settings(dataset, runs, *OPTIONS, batches, UNEVALUATED, IMPATIENT)
             node.join(lender, (*TORCHRUN, "--nnodes", "2:3", *where), arguments)
             return node
 
         a, b = join("a", is_host=True), join("b")
         b.wait_for(lambda: b.is_held)
-        a.wait_until_held(runs, saved=60)
+        a.wait_until_held(runs, saved=30)
         b.send(signal.SIGSTOP)
         c = join("c")
         for each in (a, c):

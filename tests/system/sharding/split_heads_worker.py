@@ -68,7 +68,7 @@ class Model(nn.Module):
     def __init__(self, deep):
         super().__init__()
         self.dot = DotHead(FEATURES, DIM, torch.float32)
-        self.wide = LinearHead(FEATURES, prefix="wide_")
+        self.wide = LinearHead(FEATURES, prefix="linear_")
         self.far = LinearHead(FEATURES, prefix="far_")
         self.tiny = LinearHead(FEATURES[3:], prefix="tiny_")
         self.bottom = nn.Linear(3, DIM)

@@ -1,13 +1,21 @@
-"""The trainer with dynamic tables: raw ids, and workers that die."""
+"""The trainer with dynamic tables: raw ids of any log, with weights, and workers that die."""
 
 import json
 
+import numpy as np
+import polars as pl
 import pytest
+import torch
+import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from cpr import Changes, CheckpointConfig, Checkpointer
 from cpr.faults import AtStep, KillWorker, Plan
-from data.prepare.config import PrepareConfig
-from data.prepare.job import prepare
-from data.synthetic import SyntheticConfig, generate
+from data.index import IndexSchema, index
+from data.index.schema import LabelColumn, SparseColumn
+from dlrm.sharding.dynamic import make_dynamic
+from dlrm.sharding.dynamic.index import mix
+from tests.cpr.shards.models import bags, shard
 from tests.system.training.test_resume import curve, only_folder, report_of, settings
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -19,12 +27,25 @@ MODEL = ["model.kind=deepfm", "model.top_mlp=[16,1]", "sharding.strategy=des"]
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    """Criteo's raw format, prepared with its ids as they are."""
-    folder = tmp_path_factory.mktemp("data")
-    generate(SyntheticConfig(scale=1e-4, days=2, rows_per_day=1000, format="tsv"), folder / "tsv")
-    raw = tuple(sorted(folder.glob("tsv/day_*")))
-    prepare(PrepareConfig(raw=raw, out=folder / "dataset", ids="raw", num_processes=1))
-    return folder / "dataset"
+    """Other people's log: no dense columns, raw ids, names with dots, lists with weights."""
+    folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(1)
+    for day in range(2):
+        (folder / f"day={day}").mkdir()
+        users, sizes = random.zipf(1.3, 1000) % 500, random.integers(0, 4, 1000)
+        log = {
+            "bought?": random.random(1000) < 0.1 + 0.5 * (users % 2),
+            "user.id": users * 2**40 - 2**50,
+            "items": [(random.integers(0, 300, size) * 7 - 2**33).tolist() for size in sizes],
+            "seconds seen": [random.random(size).tolist() for size in sizes],
+        }
+        lists = {"items": pl.List(pl.Int64), "seconds seen": pl.List(pl.Float64)}
+        pl.DataFrame(log, schema_overrides=lists).write_parquet(folder / f"day={day}" / "log.parquet")
+    sparse = (
+        SparseColumn(column="user.id", ids="raw"),
+        SparseColumn(column="items", ids="raw", weights="seconds seen"),
+    )
+    index(str(folder), IndexSchema(label=LabelColumn(column="bought?"), sparse=sparse))
+    return folder
 
 
 @pytest.fixture
@@ -62,7 +83,76 @@ def test_a_run_loses_nothing_when_a_worker_dies(train, memory, tmp_path):
 
 
 def test_raw_ids_need_dynamic_tables(start, dataset, tmp_path):
-    process = start("-m", "dlrm.train", *settings(dataset, tmp_path, "tables.dynamic=['cat_0']"), forks=True)
+    process = start(
+        "-m", "dlrm.train", *settings(dataset, tmp_path, "tables.dynamic=['user.id']"), forks=True
+    )
     _, said = process.communicate(timeout=100)
     assert process.returncode != 0
-    assert "cat_1 has raw ids" in said
+    assert "items has raw ids" in said
+
+
+CAPACITY, BAGS = 40, 4
+
+
+def build(folder, capacity):
+    """Two dynamic tables, on the first and on the last rank, and their checkpointer."""
+    model = shard({"d": "tw", "e": "tw_last"}, ebc=bags(d=capacity, e=capacity))
+    make_dynamic(model, {"d": 1, "e": 1}, seed=5)
+    return model, Checkpointer(model, CheckpointConfig(uri=str(folder / "checkpoint")))
+
+
+def ids_and_rows(checkpointer):
+    """What each id of each table has, on all ranks together."""
+    mine = {}
+    for found in checkpointer.shards:
+        columns = found.columns
+        used = columns["last_seen"] > 0
+        rows = zip(columns["weights"][used].tolist(), columns["sum"][used].tolist(), strict=True)
+        mine[found.table_name] = dict(zip(columns["id"][used].tolist(), rows, strict=True))
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return {table: rows for each in every for table, rows in each.items()}
+
+
+def train_and_save(folder):
+    dist.init_process_group("gloo")
+    model, checkpointer = build(folder, CAPACITY)
+    for step in range(6):
+        generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        numbers = torch.randint(0, 60, (2 * BAGS,), generator=generator)
+        lengths = torch.ones(2 * BAGS, dtype=torch.int64)
+        batch = KeyedJaggedTensor(keys=["f_d", "f_e"], values=mix(numbers), lengths=lengths)
+        model({"ebc": batch}).square().sum().backward()
+        checkpointer.step()
+    checkpointer.save("consistent")
+    checkpointer.wait()
+    found = ids_and_rows(checkpointer)
+    assert all(20 < len(rows) <= CAPACITY for rows in found.values())
+    if dist.get_rank() == 0:
+        torch.save(found, folder / "found.pt")
+    checkpointer.close()
+    check_loads(folder)
+    dist.destroy_process_group()
+
+
+def load_dynamic(folder):
+    dist.init_process_group("gloo")
+    check_loads(folder)
+    dist.destroy_process_group()
+
+
+def check_loads(folder):
+    dist.barrier()
+    wanted = torch.load(folder / "found.pt", weights_only=False)
+    for capacity, changes in ((CAPACITY, Changes()), (2 * CAPACITY, Changes.of("grow:*"))):
+        _, checkpointer = build(folder, capacity)
+        checkpointer.load(changes=changes)
+        assert ids_and_rows(checkpointer) == wanted
+        checkpointer.close()
+
+
+def test_ids_trained_on_four_ranks_load_on_any_number_of_ranks_and_into_larger_tables(start_ranks, tmp_path):
+    start_ranks(train_and_save, tmp_path, world_size=4).wait(timeout_s=100)
+    jobs = [start_ranks(load_dynamic, tmp_path, world_size=size) for size in (1, 2, 3)]
+    for job in jobs:
+        job.wait(timeout_s=100)

@@ -34,6 +34,7 @@ from tests.dlrm.inputs import fake_inputs
 CPU = torch.device("cpu")
 DIM = 32
 NUM_STEPS = 20
+NUM_BATCHES = 5
 GLOBAL_BATCH = 64
 TEST_SAMPLES = 250
 FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((50, 7, 300, 240, 400)))
@@ -47,6 +48,11 @@ class Case:
     kind: str
     tables: str
     dense: str
+    num_dense: int = 13
+    is_weighted: bool = False
+    strategy: str = "torchrec"
+    cut: str = "table_wise"
+    """Kind of cat_4."""
 
 
 CASES = (
@@ -55,14 +61,17 @@ CASES = (
     Case("dlrm", "adagrad", "sgd"),
     Case("dcnv2", "rowwise_adagrad", "sgd"),
     Case("deepfm", "sgd", "adagrad"),
+    Case("dlrm", "sgd", "sgd", num_dense=0, is_weighted=True, strategy="des"),
+    Case("dcnv2", "rowwise_adagrad", "sgd", num_dense=0, is_weighted=True, strategy="des"),
+    Case("fm", "sgd", "adagrad", num_dense=2, is_weighted=True, cut="row_wise"),
 )
 
 
 def samples(seed, count):
-    """`count` samples: dense, label, and a list of ids for each feature."""
+    """`count` samples: dense, label, and lists of ids and weights for each feature."""
     generator = torch.Generator().manual_seed(seed)
     dense = torch.rand(count, 13, generator=generator)
-    ids = {}
+    ids, weights = {}, {}
     for feature in FEATURES:
         sizes = (
             torch.randint(0, 4, (count,), generator=generator).tolist()
@@ -70,24 +79,28 @@ def samples(seed, count):
             else [1] * count
         )
         ids[feature.name] = [torch.randint(0, feature.rows, (size,), generator=generator) for size in sizes]
-    labels = (torch.rand(count, generator=generator) < dense[:, 0]).float()  # something to learn
-    return dense, ids, labels
+        weights[feature.name] = [torch.randn(size, generator=generator) for size in sizes]
+    chance = (dense[:, 0] + torch.cat(ids["cat_4"]) % 2) / 2  # something to learn
+    labels = (torch.rand(count, generator=generator) < chance).float()
+    return dense, ids, weights, labels
 
 
-def my_part(seed, count):
+def my_part(case, seed, count):
     """This rank's part of a global batch; the last one is padded to equal size."""
-    dense, ids, labels = samples(seed, count)
+    dense, ids, weights, labels = samples(seed, count)
     size = -(-count // dist.get_world_size())
     begin = dist.get_rank() * size
     valid = min(size, count - begin)
     places = [min(place, count - 1) for place in range(begin, begin + size)]
     bags = [ids[feature.name][place] for feature in FEATURES for place in places]
+    factors = [weights[feature.name][place] for feature in FEATURES for place in places]
     return Batch(
-        dense=dense[places],
+        dense=dense[places, : case.num_dense],
         sparse=KeyedJaggedTensor(
             keys=[feature.name for feature in FEATURES],
             values=torch.cat(bags),
             lengths=torch.tensor([len(bag) for bag in bags]),
+            weights=torch.cat(factors) if case.is_weighted else None,
         ),
         labels=labels[places],
         num_valid=valid,
@@ -95,14 +108,15 @@ def my_part(seed, count):
 
 
 @contextmanager
-def with_column_pieces_on_all_ranks():
+def with_column_pieces_on_all_ranks(case):
     """The trainer's own plan with the kinds of CUT, column pieces on the ranks in turn."""
     constraints_of, make_plan = plan._constraints, sharded.make_plan
+    kinds = CUT | {"cat_4": case.cut}
 
     def with_cuts(*arguments):
         constraints = constraints_of(*arguments)
         return {
-            name: replace(constraint, sharding_types=[CUT[name]]) if name in CUT else constraint
+            name: replace(constraint, sharding_types=[kinds[name]]) if name in kinds else constraint
             for name, constraint in constraints.items()
         }
 
@@ -128,18 +142,26 @@ def sharded_model(case):
             kind=case.kind, embedding_dim=DIM, bottom_mlp=(16, DIM), top_mlp=(16, 1), cross_rank=8
         ),
         tables=TablesConfig(optimizer=case.tables, learning_rate=0.05),
-        sharding=ShardingConfig(strategy="torchrec", data_parallel_rows=100),
+        sharding=ShardingConfig(strategy=case.strategy, data_parallel_rows=100),
         train=TrainConfig(precision="fp32"),
     )
-    inputs = fake_inputs(config, FEATURES, GLOBAL_BATCH // dist.get_world_size())
-    with with_column_pieces_on_all_ranks():
+    features = [replace(each, weights="weights" * case.is_weighted) for each in FEATURES]
+    size = GLOBAL_BATCH // dist.get_world_size()
+    inputs = fake_inputs(config, features, size, num_dense=case.num_dense)
+    with with_column_pieces_on_all_ranks(case):
         return build.shard(inputs), config
 
 
 def pieces_of(model):
-    """This rank's pieces: (table, row, column, weights)."""
+    """This rank's pieces: (table, row, column, weights, shape of the table)."""
     return [
-        (found.table_fqn.rpartition(".")[2], found.row_offset, found.col_offset, found.weights.clone())
+        (
+            found.table_fqn.rpartition(".")[2],
+            found.row_offset,
+            found.col_offset,
+            found.weights.clone(),
+            found.table_shape,
+        )
         for found in find_shards(model)
     ]
 
@@ -158,13 +180,13 @@ def train(case):
     replicas = AllReduceSync(parameters, num_scalars=1)
     losses = []
     for step in range(NUM_STEPS):
-        batch = my_part(step, GLOBAL_BATCH)
+        batch = my_part(case, step % NUM_BATCHES, GLOBAL_BATCH)
         optimizers.begin_step(step)
         loss = binary_cross_entropy_with_logits(model(batch.dense, batch.sparse), batch.labels)
         loss.backward()
         losses.append(replicas.average(loss.detach().view(1)).item())
         optimizers.step()
-    metrics = evaluate(model, [my_part(1000, TEST_SAMPLES)], CPU)
+    metrics = evaluate(model, [my_part(case, 1000, TEST_SAMPLES)], CPU)
     pieces = [None] * dist.get_world_size()
     dist.all_gather_object(pieces, pieces_of(model))
     return {
@@ -190,12 +212,22 @@ the last bit of one that nearly cancelled a larger part of the update."""
 
 def put_together(pieces):
     tables = {}
-    shapes = {feature.name: feature.rows for feature in FEATURES}
-    for name, row, column, weights in pieces:
-        rows, dim = shapes[name.removeprefix("wide_")], 4 if name.startswith("wide_") else DIM
-        whole = tables.setdefault(name, torch.full((rows, dim), torch.nan))
+    for name, row, column, weights, shape in pieces:
+        whole = tables.setdefault(name, torch.full(shape, torch.nan))
         whole[row : row + weights.shape[0], column : column + weights.shape[1]] = weights
     return tables
+
+
+def check_places(case, pieces_of_ranks):
+    held = [{name for name, *_ in pieces} for pieces in pieces_of_ranks]
+    assert {"cat_0", "cat_1", "cat_2"} <= held[0] & held[1], "replicated, or cut into columns"
+    assert held[0] ^ held[1], "table-wise"
+    columns = [column for pieces in pieces_of_ranks for name, _, column, *_ in pieces if name == "cat_2"]
+    assert sorted(columns) == [0, DIM // 2]
+    assert ("cat_4" in held[0] & held[1]) == (case.cut == "row_wise")
+    replicas = [{piece[0]: piece[3] for piece in pieces} for pieces in pieces_of_ranks]
+    for name in ("cat_0", "cat_1"):
+        assert torch.equal(replicas[0][name], replicas[1][name]), (case, name)
 
 
 @pytest.mark.system
@@ -206,15 +238,8 @@ def test_two_ranks_equal_one(start_ranks, world_of_one, tmp_path):
     ranks.wait(timeout_s=100)
     theirs = torch.load(tmp_path / "results", weights_only=False)
     for case, one, two in zip(CASES, ours, theirs, strict=True):
-        held = [{name for name, *_ in pieces} for pieces in two["pieces"]]
-        assert {"cat_0", "cat_1", "cat_2"} <= held[0] & held[1], "replicated, or cut into columns"
-        assert held[0] ^ held[1], "table-wise"
-        columns = [column for pieces in two["pieces"] for name, _, column, _ in pieces if name == "cat_2"]
-        assert sorted(columns) == [0, DIM // 2]
-        replicas = [{piece[0]: piece[3] for piece in pieces} for pieces in two["pieces"]]
-        for name in ("cat_0", "cat_1"):
-            assert torch.equal(replicas[0][name], replicas[1][name]), (case, name)
-
+        if case.strategy == "torchrec":
+            check_places(case, two["pieces"])
         wanted = put_together(one["pieces"][0])
         found = put_together(chain(*two["pieces"]))
         assert found.keys() == wanted.keys()
@@ -229,7 +254,7 @@ def test_two_ranks_equal_one(start_ranks, world_of_one, tmp_path):
         for one_parameter, two_parameter in zip(one["dense"], two["dense"], strict=True):
             torch.testing.assert_close(two_parameter, one_parameter, rtol=1e-5, atol=ATOL[case.dense])
         torch.testing.assert_close(two["losses"], one["losses"], rtol=1e-5, atol=1e-6)
-        assert one["losses"][-5:].mean() < one["losses"][:5].mean()
+        assert one["losses"][-NUM_BATCHES:].mean() < one["losses"][:NUM_BATCHES].mean(), "of the same batches"
         assert two["metrics"].num_samples == one["metrics"].num_samples == TEST_SAMPLES
         assert two["metrics"].auc == pytest.approx(one["metrics"].auc, abs=1e-4)
         assert two["metrics"].log_loss == pytest.approx(one["metrics"].log_loss, abs=1e-6)

@@ -9,6 +9,7 @@ from tests.system.training.test_resume import only_folder, settings
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 STEPS = 40
+SHORT = (f"train.max_steps={STEPS}", "data.global_batch_size=40", "train.precision=fp32")
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def train(start, dataset, tmp_path):
         command = arguments
         if "--resume" not in arguments:
             command = (
-                *settings(dataset, runs, f"train.max_steps={STEPS}", "train.precision=fp32", *more),
+                *settings(dataset, runs, *SHORT, *more),
                 *arguments,
             )
         process = start("-m", "dlrm.train", *command, ranks=ranks, forks=True, **options)

@@ -32,13 +32,13 @@ def work_of(world_size):
     return [partial(splitting_worker.check, case) for case in cases]
 
 
-def test_twenty_steps_on_one_rank_equal_one_process(world_of_one):
+def test_steps_on_one_rank_equal_one_process(world_of_one):
     for check in work_of(1):
         check()
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_twenty_steps_equal_one_process_and_exchanges_plain_autograd(world_size, start_ranks):
+def test_steps_equal_one_process_and_exchanges_plain_autograd(world_size, start_ranks):
     work = work_of(world_size)
     if world_size == len(exchange_worker.SIZES):
         work.append(exchange_worker.check)  # here, as starting ranks takes long

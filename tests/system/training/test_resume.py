@@ -35,9 +35,10 @@ def undisturbed(start_for_all, dataset, tmp_path_factory):
 
 
 def settings(dataset, runs, *more):
-    """200 steps in one epoch."""
-    common = ("data.window_batches=7", "train.evaluate_every_steps=50", "schedule.warmup_steps=90")
-    return system_runs.settings(dataset, runs, *common, *more)
+    """100 steps in one epoch."""
+    often = ("train.evaluate_every_steps=25", "train.log_every_steps=5")
+    common = ("data.global_batch_size=40", "data.window_batches=7", "schedule.warmup_steps=45")
+    return system_runs.settings(dataset, runs, *common, *often, *more)
 
 
 def workers_of(process):
@@ -52,26 +53,26 @@ def check_equal(folder, whole):
     assert len(curve(whole)) == 24
     assert curve(folder) == curve(whole)
     assert report_of(folder)["metrics"] == report_of(whole)["metrics"]
-    assert report_of(folder)["steps"] == report_of(whole)["steps"] == 200
+    assert report_of(folder)["steps"] == report_of(whole)["steps"] == 100
 
 
 def test_two_interruptions_in_one_epoch_change_nothing(start, dataset, undisturbed, tmp_path):
     def train(*arguments):
         return start("-m", "dlrm.train", *arguments, ranks=2, forks=True)
 
-    run = train(*settings(dataset, tmp_path, *RESIDUALS, "checkpoint.every_steps=20"))
-    folder = wait_for_step(run, tmp_path, 60)
+    run = train(*settings(dataset, tmp_path, *RESIDUALS, "checkpoint.every_steps=10"))
+    folder = wait_for_step(run, tmp_path, 40)
     workers_of(run)[1].kill()
     _, said = run.communicate(timeout=60)
     assert run.returncode != 0, said
 
     run = train("--resume", folder)
-    wait_for_step(run, tmp_path, 120)
+    wait_for_step(run, tmp_path, 60)
     run.send_signal(signal.SIGTERM)
     _, said = run.communicate(timeout=60)
     assert "resuming from save" in said
     saved_at = int(re.search(r"saved at step (\d+) before leaving", said)[1])
-    assert saved_at >= 120
+    assert saved_at >= 60
 
     run = train("--resume", folder)
     _, said = run.communicate(timeout=100)
@@ -82,16 +83,16 @@ def test_two_interruptions_in_one_epoch_change_nothing(start, dataset, undisturb
 
 def test_workers_that_die_between_steps_change_nothing(start, dataset, memory, undisturbed, tmp_path):
     deaths = (
-        AtStep(step=57, kind=KillWorker(), target=1),
-        AtStep(step=103, kind=Raise(), target=1),
-        AtStep(step=150, kind=KillWorker(), target=0),  # an evaluation follows
+        AtStep(step=29, kind=KillWorker(), target=1),
+        AtStep(step=52, kind=Raise(), target=1),
+        AtStep(step=75, kind=KillWorker(), target=0),  # an evaluation follows
     )
     plan = tmp_path / "faults.json"
     plan.write_text(json.dumps(Plan(schedules=deaths).to_json()))
     run = start(
         "-m",
         "dlrm.train",
-        *settings(dataset, tmp_path, *RESIDUALS, "checkpoint.every_steps=20"),
+        *settings(dataset, tmp_path, *RESIDUALS, "checkpoint.every_steps=10"),
         ranks=2,
         restarts=3,
         forks=True,
@@ -105,26 +106,26 @@ def test_workers_that_die_between_steps_change_nothing(start, dataset, memory, u
     failures = report_of(folder)["failures"]
     assert failures["pls"] == 0
     assert [(each["kind"], each["step"], each["interrupted"]) for each in failures["recoveries"]] == [
-        ("process", 57, False),
-        ("process", 103, False),
-        ("process", 150, False),
+        ("process", 29, False),
+        ("process", 52, False),
+        ("process", 75, False),
     ]
     assert "InjectedError" in " ".join(dead["why"] for dead in failures["recoveries"][1]["dead"])
 
 
 def test_a_warm_start_is_repeated_until_a_save(start, dataset, memory, tmp_path):
-    """Memory is lost at step 7, before the first save; a worker dies at step 30, after it."""
+    """Memory is lost at step 7, before the first save; a worker dies at step 22, after it."""
 
     def end(run):
         _, said = run.communicate(timeout=100)
         assert run.returncode == 0, said
         return said
 
-    first = ("checkpoint.every_steps=40", "train.max_steps=40", "data.train_days=[0]")
+    first = ("checkpoint.every_steps=20", "train.max_steps=20", "data.train_days=[0]")
     end(start("-m", "dlrm.train", *settings(dataset, tmp_path / "first", *first), forks=True))
 
     def train(name, **options):
-        changes = ("data.train_days=[1]", "train.max_steps=60", "checkpoint.every_steps=20")
+        changes = ("data.train_days=[1]", "train.max_steps=40", "checkpoint.every_steps=15")
         return start(
             "-m",
             "dlrm.train",
@@ -141,15 +142,15 @@ def test_a_warm_start_is_repeated_until_a_save(start, dataset, memory, tmp_path)
     deaths = (
         AtStep(step=7, kind=KillWorker(wipe=True), target=0),
         AtStep(step=7, kind=KillWorker(wipe=True), target=1),
-        AtStep(step=30, kind=KillWorker(), target=1),
+        AtStep(step=22, kind=KillWorker(), target=1),
     )
     plan = tmp_path / "faults.json"
     plan.write_text(json.dumps(Plan(schedules=deaths).to_json()))
     whole = train("whole")
     run = train("run", restarts=3, environment={"CPR_FAULTS": str(plan), "CPR_RESIDENT_ROOT": str(memory)})
-    assert end(whole).count("continue from save 0, step 40, of") == 1
+    assert end(whole).count("continue from save 0, step 20, of") == 1
     said = end(run)
-    assert said.count("continue from save 0, step 40, of") == 2
+    assert said.count("continue from save 0, step 20, of") == 2
     assert "the data starts over, with day 1 of" in said
     assert "the memory of all workers survived" in said
     assert curve(only_folder(tmp_path / "run")) == curve(only_folder(tmp_path / "whole"))
@@ -172,6 +173,6 @@ def test_a_diverged_run_is_not_resumed_by_torchrun(start, dataset, memory, tmp_p
     assert re.match(r"dlrm.train: (the loss|gradients|parameter) .*Lower dense.learning_rate", first)
     advice = r"(resume from save \d+, step \d+|begin a new run)"  # how far the only save came
     assert re.match(rf"dlrm.train: the run has diverged, .* mend the cause, and {advice}$", second)
-    assert curve(only_folder(tmp_path)) == []  # the first line comes after 10 steps
+    assert curve(only_folder(tmp_path)) == []  # the first line comes after 5 steps
     while any(memory.iterdir()):  # the janitor frees it when torchrun has ended
         time.sleep(0.1)

@@ -14,12 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.datasets import NUM_FEATURES
 from tests.programs import at_work
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 REPO = Path(__file__).parents[3]
 ROWS_PER_DAY = 2000
+PLAN_LINES = NUM_FEATURES + 3
+"""A line for each table between two of headings and one of totals."""
 ENDS_WITHIN_S = 20
 """Far more than the few seconds it takes, for slow machines; torchrun would kill after 30."""
 
@@ -87,7 +90,10 @@ def interrupt(process, signum):
 def test_a_whole_run(train, tmp_path):
     before = os.umask(0o027)
     try:
-        process = train("train.evaluate_every_steps=10", "train.log_every_steps=5", ranks=2)
+        # fp32: with bf16, a run on a processor without AVX-512 begins with a warning; slow: few samples
+        # would teach predictions that are too sure, another warning
+        slow = ("train.precision=fp32", "dense.learning_rate=0.005")
+        process = train(*slow, "train.evaluate_every_steps=10", "train.log_every_steps=5", ranks=2)
     finally:
         os.umask(before)
     stdout, stderr = process.communicate()
@@ -106,7 +112,7 @@ def test_a_whole_run(train, tmp_path):
         "exchange of dense gradients",
         "run folder",
     ]
-    assert re.fullmatch(r"ring fp32: [\d.]+ ms, [\d.]+% of a step; 0\.24 MB a rank", list(table.values())[9])
+    assert re.fullmatch(r"ring fp32: [\d.]+ ms, [\d.]+% of a step; 0\.08 MB a rank", list(table.values())[9])
     assert 0 < float(table["AUC"]) < 1
     assert table["steps"] == "20"
     assert table["training samples"] == "4,000"
@@ -125,15 +131,16 @@ def test_a_whole_run(train, tmp_path):
     # nothing is said that is not meant: the plan, then progress, then evaluations
     said = said_by_us(stderr)
     assert said[0] == "tables:"
-    assert said[28].startswith("26 tables, ")
-    assert all(re.match(r"evaluation after |[\d,]+ of [\d,]+ samples ", line) for line in said[29:]), said[
-        29:
-    ]
+    assert said[PLAN_LINES - 1].startswith(f"{NUM_FEATURES} tables, ")
+    assert all(
+        re.match(r"evaluation after |[\d,]+ of [\d,]+ samples ", line) for line in said[PLAN_LINES:]
+    ), said[PLAN_LINES:]
 
 
 @pytest.mark.parametrize("ranks", [0, 2], ids=["alone", "torchrun"])
 def test_ctrl_c_while_training(train, tmp_path, ranks):
-    process = train("train.epochs=100000", "train.log_every_steps=5", ranks=ranks)
+    """Of a process that was started as a user starts it, and of workers that are forks."""
+    process = train("train.epochs=100000", "train.log_every_steps=5", ranks=ranks, forks=ranks > 0)
     wait_for(process, tmp_path, '"step": 10,')
     _, stderr = interrupt(process, signal.SIGINT)
     assert stderr.count("dlrm.train: stopped by SIGINT") == 1
@@ -220,7 +227,7 @@ def test_a_mistake_is_one_line(train, overrides, code, message):
     assert process.returncode == code
     assert stdout == ""
     plan = [line for line in said_by_us(stderr) if not line.startswith("dlrm.train: ")]
-    assert plan == [] or (plan[0] == "tables:" and len(plan) == 29)
+    assert plan == [] or (plan[0] == "tables:" and len(plan) == PLAN_LINES)
     (line,) = [line for line in stderr.splitlines() if line.startswith("dlrm.train: ")]
     assert re.match(
         f"dlrm.train: {message.replace('?', '.')}" if code == 2 else f"dlrm.train: {message}", line

@@ -92,6 +92,7 @@ def _ordinary(
         dim=configs[0].embedding_dim,
         value_bytes=head.dtype.itemsize,
         ids=sum(ids),
+        is_weighted=head.tables.is_weighted(),
         widths=tuple(map(int, widths)),
         bags=tuple(bags),
         looked_up=tuple(looked_up),

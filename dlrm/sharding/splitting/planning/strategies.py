@@ -37,6 +37,8 @@ class HeadShape:
     """Bytes of a number of a pooled embedding as computed."""
     ids: float
     """Mean number per sample for all features together."""
+    is_weighted: bool = False
+    """Whether a weight travels with each id."""
     widths: tuple[int, ...]
     """Under the ordinary plan: columns of pooled embeddings that each rank looks up for all samples."""
     bags: tuple[float, ...]
@@ -106,7 +108,7 @@ def options(
     numbers = all_reduced(shape.replicated + shape.weights, cluster.num_ranks)
     value_bytes = shape.exchanged_bytes or shape.value_bytes
     exchanged = [*costs.pooled_exchange(shape.widths, batch_sizes, value_bytes), *numbers]
-    ordinary = _option("exchange", exchanged, (shape.bags, shape.looked_up), 0, cluster, batch_sizes)
+    ordinary = _option(shape, "exchange", exchanged, (shape.bags, shape.looked_up), 0, cluster, batch_sizes)
     if shape.traffic is None or shape.refusal:
         refusal = shape.refusal or NO_SPLIT
         names: tuple[Strategy, ...] = ("split", "rows", "two_level")
@@ -207,7 +209,7 @@ def _split(
     ]
     values += all_reduced(shape.traffic.replicated, cluster.num_ranks)
     inputs = (shape.split_bags, shape.split_ids)
-    return _option(strategy, values, inputs, _handled(crossings), cluster, batch_sizes)
+    return _option(shape, strategy, values, inputs, _handled(crossings), cluster, batch_sizes)
 
 
 def _rows(shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_bytes: int | None) -> Option:
@@ -222,7 +224,7 @@ def _rows(shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_b
     values = [each for one in crossings for each in costs.crossing(one, batch_sizes, (), wire_bytes)]
     values += all_reduced(averaged, num_ranks)
     inputs = ([float(shape.num_tables)] * num_ranks, [shape.ids / num_ranks] * num_ranks)
-    return _option("rows", values, inputs, _handled(crossings), cluster, batch_sizes)
+    return _option(shape, "rows", values, inputs, _handled(crossings), cluster, batch_sizes)
 
 
 def _two_level(
@@ -240,6 +242,7 @@ def _handled(crossings: Sequence[Crossing]) -> int:
 
 
 def _option(
+    shape: HeadShape,
     strategy: Strategy,
     values: Sequence[CollectiveBytes],
     inputs: tuple[Sequence[float], Sequence[float]],
@@ -248,7 +251,7 @@ def _option(
     batch_sizes: Sequence[int],
 ) -> Option:
     bags, ids = inputs
-    exchanged = costs.input_exchange(bags, ids, batch_sizes)
+    exchanged = costs.input_exchange(bags, ids, batch_sizes, is_weighted=shape.is_weighted)
     samples = sum(batch_sizes)
     compute_s = samples * (max(ids) * cluster.s_per_id + PASSES * handled / cluster.memory_bytes_per_s)
     transfer_s = sum(map(cluster.time_s, [*values, *exchanged]))

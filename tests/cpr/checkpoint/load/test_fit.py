@@ -55,6 +55,17 @@ def test_what_differs_is_named_with_both_values_and_what_to_do(here, difference)
     assert "Build the model with the tables, data types and optimizer it was saved with" in text
 
 
+def test_weights_alone_fit_where_optimizer_state_was_saved_but_not_another_dtype():
+    state = state_of(make_shard())
+    check_fit(state, make_shard(states={}), weights_only=True)
+    with pytest.raises(
+        MismatchError, match=r"its columns in this model: weights \(float16 per element\); in"
+    ):
+        check_fit(state, make_shard(states={}, dtype=torch.float16), weights_only=True)
+    with pytest.raises(MismatchError, match=r"sum \(float32 per element\)"):
+        check_fit(state, make_shard(states={"sum": False}), weights_only=True)
+
+
 def test_a_base_without_some_rows_of_the_shard_is_refused():
     state = state_of(make_shard(rows=(0, 40)), make_shard(rows=(40, 100), cols=(0, 6)))
     with pytest.raises(

@@ -1,8 +1,15 @@
 """Conclusions from what workers report."""
 
 from cpr.extent import Extent
-from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport, assess
-from cpr.recovery.decide.lineage import Directory
+from cpr.recovery.decide.assessment import (
+    MirrorMoment,
+    SegmentReport,
+    ShardReport,
+    Slot,
+    WorkerReport,
+    assess,
+)
+from cpr.recovery.decide.lineage import Directory, SavedState
 from cpr.recovery.run.report import KILLED, MEMORY_GONE
 
 FLOATS = (("sum", "float32", 1), ("weights", "float32", 2))
@@ -113,6 +120,52 @@ def test_memory_whose_rows_were_replaced_by_those_of_a_save_does_not_come_back()
     assert list(found.lost) == [1]
     assert "replaced by rows of a save" in found.refused[0]
     assert not assess_all([worker(0, segment(0, **partial)), worker(1, segment(1, **partial))]).lost
+
+
+def mirror(old_rank, **options):
+    return segment(old_rank, slot=None, is_mirror=True, **{"samples": 70, **options})
+
+
+def test_a_mirror_stands_for_a_worker_whose_memory_is_gone():
+    found = assess_all([worker(0, segment(0), mirror(0, step=6), mirror(1, step=4, samples=40)), worker(1)])
+    assert found.lost == {1: 1.0}
+    assert found.mirrored == {1: MirrorMoment(step=4, samples=40)}
+    assert [(held.extent.table_fqn, held.step, held.is_mirror) for held in found.held] == [
+        ("t0", 7, False),
+        ("t1", 4, True),
+    ]
+    assert found.missing == [1], "its rows of step 7 are nowhere"
+    assert not found.interrupted
+    newest = assess_all([worker(0, segment(0), mirror(1, step=6), mirror(1, step=7)), worker(1)])
+    assert newest.mirrored == {1: MirrorMoment(step=7, samples=70)}
+    assert newest.missing == []
+
+
+def test_a_mirror_that_is_ahead_shows_that_the_next_step_was_interrupted():
+    assert assess_all([worker(0, segment(0), mirror(1, step=8)), worker(1)]).interrupted
+
+
+def test_mirrors_that_others_have_trained_without_or_that_are_damaged_do_not_count():
+    trained = {"generation": 1, "slot": Slot(generation=1, step=9, progress_generation=1), "step": 9}
+    found = assess_all([worker(0, segment(0, **trained), mirror(1, step=8)), worker(1)])
+    assert (found.mirrored, list(found.lost)) == ({}, [1])
+    assert "the mirror of old rank 1 on here: left behind at step 8" in found.refused[0]
+    went_back = Slot(generation=1, step=3, went_back=1)
+    back = {"generation": 1, "slot": went_back, "step": 3}
+    assert not assess_all([worker(0, segment(0, **back), mirror(1)), worker(1)]).mirrored
+    replaced = {"generation": 1, "slot": Slot(generation=1, step=7, losses=((2, 1, 1),))}
+    assert not assess_all([worker(0, segment(0, **replaced), mirror(1)), worker(1)]).mirrored
+    damaged = mirror(1, shards=(), problem="it differs from its digest")
+    found = assess_all([worker(0, segment(0), damaged), worker(1)])
+    assert not found.mirrored
+    assert "it differs from its digest" in found.refused[0]
+
+
+def test_a_mirror_older_than_the_newest_save_is_not_used():
+    directory = Directory(newest=SavedState(sequence=3, epoch=1, step=6))
+    found = assess([worker(0, segment(0), mirror(1, step=5)), worker(1)], directory)
+    assert not found.mirrored
+    assert "save 3 of step 6 (epoch 1) was made after it" in found.refused[0]
 
 
 def test_memory_of_before_all_workers_went_back_does_not_count():

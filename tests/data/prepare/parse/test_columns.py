@@ -8,7 +8,8 @@ from hypothesis import given, settings
 
 from data.criteo import COLUMN_NAMES
 from data.prepare.parse.columns import _parse, read_block
-from data.prepare.parse.lines import MAX_LINE_BYTES, judge_line
+from data.prepare.parse.lines import judge_line
+from data.text.streams import MAX_LINE_BYTES
 from tests.data.prepare.conftest import make_lines
 
 SPOILERS = [

@@ -5,8 +5,10 @@ import math
 import numpy as np
 import polars as pl
 
+from data.jobs.location import Location
 from data.prepare.parse.columns import read_block
-from data.prepare.parse.ids import VocabularyIds, hash_ids, mix32, modulo_ids, raw_ids, to_samples
+from data.prepare.parse.ids import VocabularyIds, hash_ids, modulo_ids, raw_ids, to_samples
+from data.schema.ids import mix32
 from tests.data.prepare.conftest import make_lines
 
 LINES = make_lines(200, seed=3)
@@ -60,6 +62,6 @@ def test_vocabulary_ids(tmp_path):
     frame = pl.DataFrame(
         {f"cat_{i}": pl.Series([7, None, 0xFFFFFFFF, 5, 0], dtype=pl.UInt32) for i in range(26)}
     )
-    found = VocabularyIds([path] * 25 + [empty]).encode(frame)
+    found = VocabularyIds([Location.of(path)] * 25 + [Location.of(empty)]).encode(frame)
     assert found["cat_0"].to_list() == [2, 0, 3, 1, 4]
     assert found["cat_25"].to_list() == [1, 0, 1, 1, 1]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from data.prepare.parse.lines import MAX_LINE_BYTES, judge_line
+from data.prepare.parse.lines import judge_line
+from data.text.streams import MAX_LINE_BYTES
 
 GOOD = [b"1", *[b"5"] * 13, *[b"0aB3"] * 26]
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from data.jobs.location import Location
 from data.prepare.parse import walk
 from data.prepare.parse.inputs import find_inputs, plan
 from data.prepare.parse.walk import read_pieces
@@ -23,7 +24,7 @@ def stream(tmp_path, monkeypatch):
     half = len(LINES) // 2
     members = [b"\n".join(lines) + b"\n" for lines in (LINES[:half], LINES[half:])]
     path.write_bytes(b"".join(map(gzip.compress, members)))
-    (raw,) = find_inputs([path], 2)
+    (raw,) = find_inputs([Location.of(path)], 2)
     (span,) = plan(raw)
     return span
 
@@ -66,7 +67,7 @@ def read_rejects(tmp_path, lines, line_end):
     """Rejects and record of the only piece of a file, and its number of good lines."""
     path = tmp_path / "day_0"
     path.write_bytes(line_end.join(lines))
-    (raw,) = find_inputs([path], None)
+    (raw,) = find_inputs([Location.of(path)], None)
     (span,) = plan(raw)
     rejects = io.BytesIO()
     for piece in read_pieces(span, (), 5000, lambda progress: None):

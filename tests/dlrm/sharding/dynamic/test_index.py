@@ -42,17 +42,17 @@ def test_added_ids_are_found_and_no_others(ids, others, spare, random):
 
 def test_initial_values_are_those_of_seed_table_and_id():
     ids = torch.tensor([5, -(2**63), 2**63 - 1, 0, 5])
-    values = initial_values(ids, 8, 0.5, seed=1, table="t")
+    values = initial_values(ids, 8, (-0.5, 0.5), seed=1, table="t")
     assert values.dtype == torch.float32
     assert torch.equal(values[0], values[4])
-    assert torch.equal(initial_values(ids.flip(0), 8, 0.5, seed=1, table="t").flip(0), values)
+    assert torch.equal(initial_values(ids.flip(0), 8, (-0.5, 0.5), seed=1, table="t").flip(0), values)
     assert len({tuple(row) for row in values.tolist()}) == 4
-    assert not torch.equal(initial_values(ids, 8, 0.5, seed=2, table="t"), values)
-    assert not torch.equal(initial_values(ids, 8, 0.5, seed=1, table="u"), values)
+    assert not torch.equal(initial_values(ids, 8, (-0.5, 0.5), seed=2, table="t"), values)
+    assert not torch.equal(initial_values(ids, 8, (-0.5, 0.5), seed=1, table="u"), values)
 
 
 def test_initial_values_are_uniform():
-    values = initial_values(torch.arange(20_000), 4, 0.25, seed=3, table="t")
+    values = initial_values(torch.arange(20_000), 4, (-0.25, 0.25), seed=3, table="t")
     assert values.min() >= -0.25
     assert values.max() < 0.25
     for column in values.T:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dlrm.sharding.dynamic.index import initial_values
 from dlrm.sharding.dynamic.table import EVICTION_SHARE, Candidates, DynamicTable, columns_of_rows
 
-DIM, SEED = 4, 11
+DIM, SEED, RANGE = 4, 11, (-0.25, 0.5)
 EXTREMES = [0, -1, 1, -(2**63), 2**63 - 1]
 FEW_IDS = st.sampled_from([*EXTREMES, *range(100, 140)])
 BATCHES = st.lists(st.lists(FEW_IDS, max_size=12), max_size=12)
@@ -26,9 +26,16 @@ class Memory:
             name: torch.zeros(capacity, dtype=dtype) for name, dtype in columns_of_rows(admit_after).items()
         }
 
-    def open(self):
+    def open(self, changed=lambda rows: None):
         return DynamicTable(
-            "t", self.weights, [self.state], self.columns, admit_after=self.admit_after, seed=SEED
+            "t",
+            self.weights,
+            [self.state],
+            self.columns,
+            admit_after=self.admit_after,
+            seed=SEED,
+            initial_range=RANGE,
+            changed=changed,
         )
 
     def ids(self):
@@ -113,6 +120,20 @@ def test_no_id_gets_a_row_before_admission(capacity, admit_after, batches):
             sightings[each] = 0
 
 
+@given(st.integers(1, 20), st.integers(1, 3), BATCHES)
+def test_all_rows_that_change_are_told(capacity, admit_after, batches):
+    memory, told = Memory(capacity, admit_after), []
+    table = memory.open(told.append)
+    for batch in batches:
+        before = memory.copy()
+        table.train_on(tensor(batch))
+        changed = (memory.weights != before.weights).any(1) | (memory.state != before.state)
+        for name, column in memory.columns.items():
+            changed |= column != before.columns[name]
+        assert set(changed.nonzero().flatten().tolist()) <= set(torch.cat(told).tolist())
+        told.clear()
+
+
 def test_an_id_gets_its_row_at_the_kth_sighting():
     memory = Memory(64, admit_after=3)
     table = memory.open()
@@ -125,7 +146,7 @@ def test_an_id_gets_its_row_at_the_kth_sighting():
 
 def test_a_shared_counter_belongs_to_the_last_id():
     columns = {name: torch.zeros(1, dtype=dtype) for name, dtype in columns_of_rows(2).items()}
-    candidates = Candidates(columns)
+    candidates = Candidates(columns, lambda rows: None)
     candidates.remember(tensor([3, 4, 5]), tensor([1, 6, 6]))
     assert candidates.counts(tensor([3, 4, 5])).tolist() == [0, 6, 0]
     candidates.forget(tensor([3]))
@@ -142,7 +163,7 @@ def test_a_reassigned_row_is_reinitialized():
     table.train_on(tensor([1, 2]))
     memory.weights.fill_(5.0), memory.state.fill_(5.0)
     assert table.train_on(tensor([-3])).tolist() == [0]
-    assert torch.equal(memory.weights[:1], initial_values(tensor([-3]), DIM, 2**-0.5, SEED, "t"))
+    assert torch.equal(memory.weights[:1], initial_values(tensor([-3]), DIM, RANGE, SEED, "t"))
     assert memory.state.tolist() == [0.0, 5.0]
     assert memory.weights[1].eq(5.0).all()
 

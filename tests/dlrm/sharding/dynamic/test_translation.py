@@ -37,7 +37,8 @@ def test_training_equals_a_static_table_bit_for_bit(optimizer, host):
     static, _ = build(CAPACITY, admit_after=0, optimizer=optimizer, host=host)
     plain = shard_of(static, "d")
     ids = dynamic.columns["id"]
-    plain.weights.copy_(initial_values(ids, DIM, CAPACITY**-0.5, SEED, "d"))
+    bound = CAPACITY**-0.5
+    plain.weights.copy_(initial_values(ids, DIM, (-bound, bound), SEED, "d"))
     for ours, theirs in zip(outputs, train(static, range(12), ids_of=rows_of), strict=True):
         assert torch.equal(ours, theirs)
     used = dynamic.columns["last_seen"] > 0

@@ -7,6 +7,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards import find_shards
+from data.criteo import DENSE_NAMES
 from data.dataset import Feature
 from dlrm.config.schema import Config, ModelConfig, ShardingConfig, TablesConfig
 from dlrm.models.build import build_model
@@ -63,7 +64,7 @@ def test_heads_of_dynamic_tables_are_split_by_tables_or_not_at_all(
 ):
     config = config_of(*dynamic, strategy=strategy, kind=kind)
     features = [Feature(name=feature.name, rows=300) for feature in FEATURES]
-    model = build_model(config.model, features, 13, torch.float32)
+    model = build_model(config.model, features, DENSE_NAMES, torch.float32)
     sharder = make_sharder(config.tables, CPU, torch.float32)
     plan = make_plan(model, sharder, ShardingConfig(), CPU, 16)
     setting = PlanSetting(num_ranks=2, ids={}, dense=config.dense, device=CPU)

@@ -75,6 +75,8 @@ def test_ids_are_sent_to_the_ranks_that_look_them_up():
     lengths, ids = costs.input_exchange(bags=[2, 1], ids=[5, 1], batch_sizes=[10, 20])
     assert lengths.sent == ((0, 10 * 8), (20 * 2 * 8, 0))
     assert ids.sent == ((0, 10 * 8), (20 * 5 * 8, 0))
+    *_, weights = costs.input_exchange(bags=[2, 1], ids=[5, 1], batch_sizes=[10, 20], is_weighted=True)
+    assert weights.sent == ((0, 10 * 4), (20 * 5 * 4, 0))
 
 
 def test_a_parameter_server_sends_rows_and_gets_gradients():

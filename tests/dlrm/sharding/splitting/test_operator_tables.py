@@ -12,6 +12,7 @@ from cpr.shards import before_updates, find_shards, table_groups
 from cpr.shards.lookups import watch_lookups
 from data.dataset import Feature
 from dlrm.config.schema import DenseConfig, ScheduleConfig, TablesConfig
+from dlrm.models.contract import ModelInputs
 from dlrm.models.deepfm import DeepFM, DeepFMHead
 from dlrm.models.fm import LinearHead
 from dlrm.optim.build import Optimizers
@@ -156,7 +157,8 @@ def test_a_rank_without_fields_joins_the_backward_pass(place):
 @pytest.fixture
 def model(world_of_one):
     """DeepFM, whose head is split although there is one rank."""
-    model = DeepFM(FEATURES, 3, 4, (6, 1), torch.float32)
+    inputs = ModelInputs(features=FEATURES, dense=("a", "b", "c"), dtype=torch.float32, embedding_dim=4)
+    model = DeepFM({"top_mlp": (6, 1)}, inputs)
     tables = make_sharder(TablesConfig(learning_rate=0.5), CPU, torch.float32)
     operators = make_operator_sharder(DenseConfig(optimizer="sgd", learning_rate=0.25), CPU)
     return DistributedModelParallel(

@@ -13,7 +13,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from dlrm.sharding.host_lookup import use_host_lookups
-from dlrm.sharding.splitting.rows import _look_nothing_up, _RowSums, _separate_empty_pieces
+from dlrm.sharding.sequences import _look_nothing_up, _separate_empty_pieces
+from dlrm.sharding.splitting.rows import _RowSums
 
 
 def make_tables(*shapes):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from data.criteo import DENSE_NAMES
 from dlrm.config.schema import ModelConfig, TablesConfig
 from dlrm.models.build import build_model
 from dlrm.sharding.plan import make_sharder
@@ -22,7 +23,7 @@ GB = 10**9
 def heads(features):
     def work(kind):
         config = ModelConfig(kind=kind, embedding_dim=16, bottom_mlp=(8, 16), top_mlp=(8, 1), cross_rank=8)
-        return heads_of(build_model(config, features, 13, torch.float32))
+        return heads_of(build_model(config, features, DENSE_NAMES, torch.float32))
 
     return work
 

@@ -8,6 +8,7 @@ from itertools import cycle
 import pytest
 import torch
 
+from data.criteo import DENSE_NAMES
 from data.dataset import Feature
 from dlrm.comm.autotune.online_trial import LEAST_ROUNDS
 from dlrm.config.schema import Config, DenseConfig, ModelConfig, ShardingConfig, TablesConfig
@@ -30,7 +31,7 @@ def shapes(world_of_one):
 
     def work(kind, num_ranks, dim=16, dense="adagrad", ids=None, device=CPU, dtype=torch.float32):
         config = ModelConfig(kind=kind, embedding_dim=dim, bottom_mlp=(8, dim), top_mlp=(8, 1), cross_rank=8)
-        model = build_model(config, FEATURES, 13, dtype)
+        model = build_model(config, FEATURES, DENSE_NAMES, dtype)
         sharder = make_sharder(TablesConfig(), CPU, dtype)
         plan = make_plan(model, sharder, ShardingConfig(), CPU, 16)
         setting = PlanSetting(

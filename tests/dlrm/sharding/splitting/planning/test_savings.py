@@ -10,6 +10,7 @@ from dlrm.sharding.splitting.planning.savings import traffic_of
 
 FEATURES = [Feature(name=f"cat_{i}", rows=1000) for i in range(6)]
 RANKS, BATCH, DIM, NUM_DENSE = 3, 10, 12, 5
+DENSE = tuple(f"int_{i}" for i in range(NUM_DENSE))
 OTHERS = RANKS - 1
 UNIQUE = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0]
 KEYS = sum(UNIQUE)
@@ -19,7 +20,7 @@ def traffic(kind):
     config = ModelConfig(
         kind=kind, embedding_dim=DIM, bottom_mlp=(7, DIM), top_mlp=(8, 1), cross_layers=2, cross_rank=3
     )
-    model = build_model(config, FEATURES, NUM_DENSE, torch.float32)
+    model = build_model(config, FEATURES, DENSE, torch.float32)
     return traffic_of(model, RANKS, BATCH, UNIQUE)
 
 

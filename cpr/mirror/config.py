@@ -1,0 +1,52 @@
+"""Configuration of mirrors, and what a mirror has cost; imports no torch, which takes seconds."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cpr.fields import check_fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorConfig:
+    """A copy of each worker's rows in the memory of another node, for the case that a node is lost.
+
+    Requires partial recovery, at least two nodes, and shared memory for as many rows again on each node.
+    """
+
+    to: Literal["none", "neighbour"] = "none"
+    """Which worker keeps the copy: `neighbour`, the one of the same place on the next node, in a ring; or
+    `none`."""
+    every_steps: int = 1
+    """Changed rows are sent after every so many steps; after more while the network is still busy with the
+    ones before, as training does not wait for it."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "mirror.")
+        if self.every_steps < 1:
+            raise ValueError(f"mirror.every_steps is {self.every_steps}; it must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorFigures:
+    """What the mirror of one worker's rows has cost, and how old it was."""
+
+    moments: int = 0
+    """Whole moments that have arrived."""
+    num_bytes: int = 0
+    """Bytes of these moments."""
+    num_rows: int = 0
+    """Rows in them."""
+    age: int = 0
+    """Steps that the mirror is behind."""
+    oldest: int = 0
+    """Most steps that it was behind, once whole."""
+
+    def __str__(self) -> str:
+        if not self.moments:
+            return "it was never whole"
+        size = self.num_bytes / self.moments / 1e6
+        rows = self.num_rows / self.moments
+        return (
+            f"{self.moments:,} moments of {rows:,.0f} rows and {size:,.2f} MB; at most {self.oldest:,} steps "
+            "behind"
+        )

@@ -1,0 +1,299 @@
+"""The copy that a worker keeps of another one's rows: a segment of resident memory that changes in moments.
+
+A moment is what has changed in the owner's rows since the moment before. It is received into a log next to
+the copy, counts from when it is whole there, and is then written into the copy. If the keeper dies while it
+writes, its successor writes the whole moment again: so the copy is always of one moment. Until the first one
+is whole, the copy is not sealed, and does not count.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from cpr.checkpoint.format.tree_file import dtype_name, read_state
+from cpr.errors import DamagedMemoryError
+from cpr.extent import Extent
+from cpr.mirror.pieces import Piece, ShardRows, read_pieces
+from cpr.resident.home import Home
+from cpr.resident.regions import grow_region, map_region
+from cpr.resident.segment import Segment
+from cpr.shards.shard import TableShard
+
+LOG_FILE: Final = "moment"
+HEADER_BYTES: Final = 64
+MAGIC: Final = int.from_bytes(b"CPRMOMT1", "little")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What is known of a moment besides its rows."""
+
+    step: int
+    """Training steps done."""
+    epoch: int
+    """Epoch of the directory's ownership."""
+    pieces_bytes: int
+    state_bytes: int
+    """Bytes of the owner's other state, after the pieces: a file of `cpr.checkpoint.format.tree_file`."""
+    digest: tuple[int, int]
+    """XXH3-128 of these bytes, as two integers."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pieces and of the state."""
+        return self.pieces_bytes + self.state_bytes
+
+    def to_words(self) -> list[int]:
+        """As integers of 64 bits, for the log and for the wire."""
+        return [self.step, self.epoch, self.pieces_bytes, self.state_bytes, *self.digest]
+
+    @classmethod
+    def from_words(cls, words: Sequence[int]) -> Self:
+        """Read `to_words`."""
+        step, epoch, pieces_bytes, state_bytes, *digest = words
+        low, high = digest
+        return cls(
+            step=step, epoch=epoch, pieces_bytes=pieces_bytes, state_bytes=state_bytes, digest=(low, high)
+        )
+
+
+def digest_of(data: Tensor) -> tuple[int, int]:
+    """XXH3-128 of bytes, uint8 `[n]` on the CPU, as two signed integers of 64 bits."""
+    low, high = np.frombuffer(xxhash.xxh3_128_digest(data.numpy().data), np.int64).tolist()
+    return low, high
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardForm:
+    """Extent of a shard, and its columns without their values."""
+
+    extent: Extent
+    columns: dict[str, tuple[str, tuple[int, ...]]]
+    """Dtype and shape by name."""
+
+    @classmethod
+    def of(cls, shard: TableShard) -> Self:
+        """The form of a live shard."""
+        columns = {name: (dtype_name(each), tuple(each.shape)) for name, each in shard.columns.items()}
+        return cls(extent=shard.extent, columns=columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """The worker whose rows a mirror holds."""
+
+    session_id: str
+    rank: int
+    world_size: int
+    generation: int
+    shards: tuple[ShardForm, ...]
+
+    def to_json(self) -> str:
+        """As a message."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read `to_json`.
+
+        Raises:
+            ValueError, TypeError, LookupError: the text is no owner.
+        """
+        raw = json.loads(text)
+        return cls(**raw | {"shards": tuple(_form(each) for each in raw["shards"])})
+
+
+def _form(raw: Mapping[str, Any]) -> ShardForm:
+    rows, cols = raw["extent"]["table_shape"]
+    columns = {str(name): (str(dtype), tuple(shape)) for name, (dtype, shape) in raw["columns"].items()}
+    return ShardForm(extent=Extent(**raw["extent"] | {"table_shape": (rows, cols)}), columns=columns)
+
+
+class MirrorCopy:
+    """The mirror of one owner in this worker's memory.
+
+    Raises:
+        NotEnoughMemoryError: there is no room; nothing is left of it.
+    """
+
+    def __init__(self, home: Home, owner: Owner) -> None:
+        self.owner = owner
+        self.segment = home.create(f"mirror{owner.rank}")
+        try:
+            self._shards = [self._allocate(number, form) for number, form in enumerate(owner.shards)]
+        except BaseException:
+            self.segment.remove()
+            raise
+        self._rows = [ShardRows(shard.columns) for shard in self._shards]
+        self._log = MomentLog(self.segment.folder)
+        self._is_sealed = False
+
+    @property
+    def step(self) -> int | None:
+        """Training steps done at the moment of the copy; None: there was no whole moment yet."""
+        return self.segment.status.step_finished if self._is_sealed else None
+
+    def receive(self, num_bytes: int) -> Tensor:
+        """Memory for the bytes that come next, uint8 `[num_bytes]`; ends what was received before.
+
+        Raises:
+            NotEnoughMemoryError: there is no room.
+        """
+        return self._log.reserve(num_bytes)
+
+    def put_rows(self, data: Tensor) -> None:
+        """Write rows before the first moment; `data` are received pieces.
+
+        Raises:
+            ValueError: they are no pieces of the owner's shards, or come after the first moment.
+        """
+        if self._is_sealed:
+            raise ValueError("the mirror has a whole moment, and changes in moments only")
+        for piece in list(read_pieces(data, self._rows)):
+            self._rows[piece.shard].write(piece)
+
+    def put(self, moment: Moment) -> None:
+        """Write a moment, whose bytes were received; it counts at once.
+
+        Raises:
+            ValueError: the bytes are not those that were sent, or no pieces of the owner's shards.
+        """
+        data = self._log.data[: moment.num_bytes]
+        if digest_of(data) != moment.digest:
+            raise ValueError(f"the moment of step {moment.step} differs from its digest")
+        pieces = list(read_pieces(data[: moment.pieces_bytes], self._rows))  # checked before it counts
+        if self._is_sealed:
+            self._log.seal(moment)
+        try:
+            _write(moment, pieces, data, self._rows, self.segment)
+        except BaseException:  # parts of it are written: nothing counts until the next moment is whole
+            self.segment.unseal()
+            self._is_sealed = False
+            raise
+        finally:
+            self._log.clear()
+        if not self._is_sealed:
+            owner = self.owner
+            self.segment.seal(
+                session_id=owner.session_id,
+                rank=owner.rank,
+                world_size=owner.world_size,
+                generation=owner.generation,
+                shards=self._shards,
+                is_mirror=True,
+            )
+            self._is_sealed = True
+
+    def remove(self) -> None:
+        """Free the memory."""
+        self.segment.remove()
+
+    def _allocate(self, number: int, form: ShardForm) -> TableShard:
+        columns = {}
+        for place, (name, (dtype, shape)) in enumerate(sorted(form.columns.items())):
+            kind = getattr(torch, dtype)
+            region = self.segment.region(f"rows-{number}-{place}", kind, torch.Size(shape).numel())
+            columns[name] = region.view(shape)
+        return TableShard(
+            table_fqn=form.extent.table_fqn,
+            table_shape=form.extent.table_shape,
+            row_offset=form.extent.row_offset,
+            col_offset=form.extent.col_offset,
+            replicated=False,
+            weights=columns.pop("weights"),
+            optimizer_state=columns,
+        )
+
+
+class MomentLog:
+    """The file of the moment that is on its way into a mirror."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOG_FILE
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def data(self) -> Tensor:
+        """Bytes after the header."""
+        return self._memory[HEADER_BYTES:]
+
+    def reserve(self, num_bytes: int) -> Tensor:
+        """Make room for so many bytes, uint8 `[num_bytes]`; what was there does not count any more.
+
+        Raises:
+            NotEnoughMemoryError: there is no room.
+        """
+        if self._memory.numel() < HEADER_BYTES + num_bytes:
+            self._memory = grow_region(self._path, HEADER_BYTES + num_bytes + num_bytes // 4)
+        self.clear()
+        return self.data[:num_bytes]
+
+    def seal(self, moment: Moment) -> None:
+        """Let the bytes count as this moment."""
+        words = self._words
+        words[1:7] = moment.to_words()
+        words[0] = MAGIC
+
+    def clear(self) -> None:
+        """Let the bytes count no more."""
+        self._words[0] = 0
+
+    def read(self) -> tuple[Moment, Tensor] | None:
+        """The moment that counts and its bytes, of a dead worker's log; None: there is none.
+
+        Raises:
+            DamagedMemoryError: the file differs from what was written.
+            UnreadableMemoryError: it cannot be read now.
+        """
+        if not self._path.exists():
+            return None
+        self._memory = map_region(self._path)
+        if self._memory.numel() < HEADER_BYTES or int(self._words[0]) != MAGIC:
+            return None
+        moment = Moment.from_words([int(word) for word in self._words[1:7]])
+        data = self.data[: max(0, moment.num_bytes)]
+        if digest_of(data) != moment.digest:
+            raise DamagedMemoryError(f"{self._path} differs from its digest")
+        return moment, data
+
+    @property
+    def _words(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return self._memory[:HEADER_BYTES].numpy().view(np.int64)
+
+
+def finish_writing(segment: Segment) -> None:
+    """Write the moment whose writing the keeper's death may have interrupted into a claimed mirror.
+
+    Raises:
+        DamagedMemoryError: the memory differs from what was written.
+        UnreadableMemoryError: it cannot be read now.
+    """
+    log = MomentLog(segment.folder)
+    found = log.read()
+    if found is None:
+        return
+    moment, data = found
+    rows = [ShardRows(held.columns) for held in segment.held_shards()]
+    try:
+        _write(moment, list(read_pieces(data[: moment.pieces_bytes], rows)), data, rows, segment)
+    except ValueError as error:
+        raise DamagedMemoryError(f"the moment in {segment.folder} is damaged: {error}") from error
+    log.clear()
+
+
+def _write(
+    moment: Moment, pieces: Sequence[Piece], data: Tensor, shards: Sequence[ShardRows], segment: Segment
+) -> None:
+    for piece in pieces:
+        shards[piece.shard].write(piece)
+    segment.replica.write(moment.step, read_state(data[moment.pieces_bytes :].numpy().data))
+    segment.status.epoch = moment.epoch
+    segment.status.step_finished = moment.step
+    segment.status.beat()

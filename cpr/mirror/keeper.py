@@ -1,0 +1,153 @@
+"""The keeper of mirrors: receives the rows of other workers into this worker's memory, in threads."""
+
+import json
+import logging
+import secrets
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from cpr.errors import NotEnoughMemoryError
+from cpr.mirror.copy import MirrorCopy, Moment, Owner
+from cpr.mirror.link import (
+    MOMENT,
+    PATIENCE_S,
+    ROWS,
+    LinkLostError,
+    confirm,
+    prove,
+    receive_into,
+    receive_text,
+    receive_words,
+    send_text,
+)
+from cpr.rendezvous.discovery import listen
+from cpr.rendezvous.launcher_env import OwnAddress
+from cpr.resident.home import Home
+
+MOST_CONNECTIONS: Final = 64
+"""Connections at the same time; strangers beyond that are turned away."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeeperAddress:
+    """Where owners find a keeper."""
+
+    address: str
+    port: int
+    key: str = field(repr=False)
+
+
+class Keeper:
+    """Keeps the mirrors that owners send, from its creation until `close`.
+
+    Args:
+        home: folder of the run's memory on this machine.
+        own: address at which the other nodes reach this one; it listens on this interface alone.
+        session_id: owners of other sessions are refused.
+    """
+
+    def __init__(self, home: Home, own: OwnAddress, session_id: str) -> None:
+        self._home, self._session_id = home, session_id
+        self._listener = listen(own)
+        self.address = KeeperAddress(
+            address=own.name, port=self._listener.getsockname()[1], key=secrets.token_hex(16)
+        )
+        self._copies: dict[int, MirrorCopy] = {}
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._by_owner: dict[int, socket.socket] = {}
+        self._alone = threading.Lock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._accept, name="cpr-mirror-keeper", daemon=True)
+        self._thread.start()
+
+    def close(self, *, remove: bool) -> None:
+        """End all connections; `remove`: free the mirrors too, instead of leaving them to a successor."""
+        self._is_closed = True
+        _end(self._listener)
+        self._thread.join()
+        for sock, thread in list(self._connections.items()):
+            _end(sock)
+            thread.join()
+        if remove:
+            for copy in self._copies.values():
+                copy.remove()
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                continue
+            if len(self._connections) >= MOST_CONNECTIONS or self._is_closed:
+                sock.close()
+                continue
+            thread = threading.Thread(target=self._serve, args=[sock], name="cpr-mirror-copy", daemon=True)
+            self._connections[sock] = thread
+            thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            with sock:
+                sock.settimeout(PATIENCE_S)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                prove(sock, self.address.key, is_keeper=True)
+                copy = self._admit(sock)
+                sock.settimeout(None)  # an owner may compute for long
+                while copy is not None:
+                    _take(sock, copy)
+        except (OSError, ValueError, TypeError, LookupError, NotEnoughMemoryError) as error:
+            if not self._is_closed and not isinstance(error, LinkLostError):
+                logger.warning("the connection of a mirror's owner has ended: %s", error)
+        finally:
+            self._connections.pop(sock, None)
+
+    def _admit(self, sock: socket.socket) -> MirrorCopy | None:
+        """Make memory for an owner, or find it if the owner connects again; None if there is no room."""
+        owner = Owner.from_json(receive_text(sock))
+        if owner.session_id != self._session_id:
+            raise ValueError("an owner of another session")
+        with self._alone:
+            self._displace(owner.rank)
+            self._by_owner[owner.rank] = sock
+            problem = None
+            try:
+                if owner.rank not in self._copies:
+                    self._copies[owner.rank] = MirrorCopy(self._home, owner)
+            except NotEnoughMemoryError as error:
+                problem = str(error)
+        send_text(sock, json.dumps({"problem": problem}))
+        return self._copies.get(owner.rank)
+
+    def _displace(self, rank: int) -> None:
+        """End an earlier connection of the same owner, of which the other side may be long gone."""
+        before = self._by_owner.pop(rank, None)
+        thread = self._connections.get(before) if before is not None else None
+        if before is not None and thread is not None:
+            _end(before)
+            thread.join()
+
+
+def _take(sock: socket.socket, copy: MirrorCopy) -> None:
+    kind, *words = receive_words(sock)
+    if kind == ROWS:
+        data = copy.receive(words[0])
+        receive_into(sock, data.numpy().data)
+        copy.put_rows(data)
+    elif kind == MOMENT:
+        moment = Moment.from_words(words)
+        receive_into(sock, copy.receive(moment.num_bytes).numpy().data)
+        copy.put(moment)
+    else:
+        raise ValueError(f"a message of kind {kind}")
+    confirm(sock)
+
+
+def _end(sock: socket.socket) -> None:
+    with suppress(OSError):  # not connected any more
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()

@@ -1,0 +1,146 @@
+"""The connection from an owner to the keeper of its mirror.
+
+Both sides prove a key, which the keeper made and gave to the owner through the process group. Then the owner
+sends its form (`Owner`) and the keeper answers whether it has room. After that the owner sends messages, each
+of 7 integers (64 bits) and bytes: rows before the first moment (kind and number of bytes) or a moment (kind
+and `Moment.to_words`). The keeper answers each with an integer, 0, when it is in its memory.
+"""
+
+import hmac
+import json
+import socket
+import struct
+from contextlib import suppress
+from typing import Final
+
+import numpy as np
+from torch import Tensor
+
+from cpr.errors import NotEnoughMemoryError
+from cpr.mirror.copy import Moment, Owner
+from cpr.rendezvous.messages import PROOF_BYTES, proof
+
+ROWS: Final = 1
+MOMENT: Final = 2
+WORDS: Final = 7
+"""Integers before the bytes of a message."""
+CONNECT_TIMEOUT_S: Final = 2.0
+PATIENCE_S: Final = 20.0
+"""How long a message, or its answer, may take before the connection counts as lost."""
+MOST_TEXT_BYTES: Final = 64 << 20
+_DONE: Final = struct.pack("<q", 0)
+
+
+class LinkLostError(OSError):
+    """The other side is gone, does not answer in time, or does not speak this protocol."""
+
+
+def send_text(sock: socket.socket, text: str) -> None:
+    """Send a text with its length."""
+    data = text.encode()
+    sock.sendall(struct.pack("<q", len(data)) + data)
+
+
+def receive_text(sock: socket.socket) -> str:
+    """Receive a text with its length.
+
+    Raises:
+        LinkLostError: there is none.
+    """
+    (length,) = struct.unpack("<q", receive(sock, 8))
+    if not 0 <= length <= MOST_TEXT_BYTES:
+        raise LinkLostError(f"a text of {length} bytes")
+    return receive(sock, length).decode(errors="replace")
+
+
+def receive(sock: socket.socket, num_bytes: int) -> bytes:
+    """Receive so many bytes.
+
+    Raises:
+        LinkLostError: the connection ends before.
+    """
+    data = bytearray(num_bytes)
+    receive_into(sock, memoryview(data))
+    return bytes(data)
+
+
+def receive_into(sock: socket.socket, data: memoryview) -> None:
+    """Fill `data`, bytes.
+
+    Raises:
+        LinkLostError: the connection ends before.
+    """
+    while data:
+        num_bytes = sock.recv_into(data)
+        if not num_bytes:
+            raise LinkLostError("the connection has ended")
+        data = data[num_bytes:]
+
+
+def prove(sock: socket.socket, key: str, *, is_keeper: bool) -> None:
+    """Prove the key to the other side, and check its proof.
+
+    Raises:
+        LinkLostError: the other side does not know the key.
+    """
+    sock.sendall(proof(key, is_leader=is_keeper))
+    if not hmac.compare_digest(receive(sock, PROOF_BYTES), proof(key, is_leader=not is_keeper)):
+        raise LinkLostError("the other side does not know the key")
+
+
+class Link:
+    """The owner's side of a connection.
+
+    Raises:
+        OSError: the keeper cannot be reached.
+    """
+
+    def __init__(self, address: str, port: int) -> None:
+        self._socket = socket.create_connection((address, port), CONNECT_TIMEOUT_S)
+        self._socket.settimeout(PATIENCE_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def introduce(self, key: str, owner: Owner) -> None:
+        """Prove the key, and have the keeper make memory for this owner, unless it has it already.
+
+        Raises:
+            NotEnoughMemoryError: the keeper has no room.
+            OSError: the keeper does not answer, or refuses the owner.
+        """
+        prove(self._socket, key, is_keeper=False)
+        send_text(self._socket, owner.to_json())
+        self._socket.settimeout(None)  # the first touch of much memory takes long
+        problem = json.loads(receive_text(self._socket))["problem"]
+        self._socket.settimeout(PATIENCE_S)
+        if problem is not None:
+            raise NotEnoughMemoryError(problem)
+
+    def send_rows(self, data: Tensor) -> None:
+        """Send rows before the first moment, uint8 `[n]` on the CPU; returns when they have arrived."""
+        self._send([ROWS, data.numel(), *[0] * (WORDS - 2)], data)
+
+    def send_moment(self, moment: Moment, data: Tensor) -> None:
+        """Send a moment with its bytes; returns when it counts."""
+        self._send([MOMENT, *moment.to_words()], data)
+
+    def close(self) -> None:
+        """End the connection, also while another thread waits for it."""
+        with suppress(OSError):  # not connected any more
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _send(self, words: list[int], data: Tensor) -> None:
+        self._socket.sendall(np.array(words, np.int64).tobytes())
+        self._socket.sendall(data.numpy().data)
+        if receive(self._socket, len(_DONE)) != _DONE:
+            raise LinkLostError("the keeper has refused a message")
+
+
+def receive_words(sock: socket.socket) -> list[int]:
+    """The integers of the next message; None of its bytes."""
+    return [int(word) for word in np.frombuffer(receive(sock, 8 * WORDS), np.int64)]
+
+
+def confirm(sock: socket.socket) -> None:
+    """Tell the owner that its message is in memory."""
+    sock.sendall(_DONE)

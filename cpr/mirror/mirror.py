@@ -1,0 +1,343 @@
+"""The mirror of a worker: sends what changes in its rows to a worker of the next node.
+
+Training never waits for the link. Changed rows are copied by a thread during the forward pass of the next
+step, which only reads, and sent while training goes on. While a moment is on its way no other is taken: its
+rows come with the next one, so that a slow link makes the mirror older, and no queue grows.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cpr.checkpoint.collectives import RankGroup
+from cpr.checkpoint.format.tree_file import state_bytes
+from cpr.checkpoint.save.snapshot import can_wait
+from cpr.errors import NotEnoughMemoryError
+from cpr.mirror.changed_rows import ChangedRows, Rows, united
+from cpr.mirror.config import MirrorConfig, MirrorFigures
+from cpr.mirror.copy import Moment, Owner, ShardForm, digest_of
+from cpr.mirror.keeper import Keeper, KeeperAddress
+from cpr.mirror.link import Link, LinkLostError
+from cpr.mirror.pieces import ShardRows, write_piece
+from cpr.rendezvous import WorkerGroup, WorkerInfo
+from cpr.rendezvous.launcher_env import LauncherEnv
+from cpr.resident.home import Home
+from cpr.shards import before_updates
+from cpr.shards.shard import TableShard
+
+PASS_BYTES: Final = 16 << 20
+"""Rows that are copied in one step while the mirror is filled: a few milliseconds."""
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 10.0
+"""Pauses between attempts to reach the keeper again."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Job:
+    """Rows that are to be copied before the next update, and sent."""
+
+    rows: Mapping[int, slice | Tensor]
+    """By number of the shard."""
+    step: int
+    epoch: int = 0
+    state: bytearray = field(default_factory=bytearray)
+    """The owner's other state of a moment."""
+    is_moment: bool = True
+    copied: threading.Event = field(default_factory=threading.Event)
+
+
+class Mirror:
+    """Sends this worker's rows to the keeper of its mirror, from its creation to `close`.
+
+    Args:
+        config: settings.
+        keeper: keeps the mirrors of other workers here.
+        address: of the keeper of this worker's mirror.
+        owner: this worker.
+        shards: its shards, in the order of the owner's forms.
+        model: with the tables.
+        optimizers: ordinary ones that update tables.
+
+    Raises:
+        NotEnoughMemoryError: the keeper of this worker's mirror has no room.
+        OSError: it cannot be reached.
+    """
+
+    def __init__(
+        self,
+        config: MirrorConfig,
+        keeper: Keeper,
+        address: KeeperAddress,
+        owner: Owner,
+        shards: Sequence[TableShard],
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+    ) -> None:
+        self._config, self._keeper, self._address, self._owner = config, keeper, address, owner
+        self._shards = shards
+        self._closing = threading.Event()
+        self._link: Link | None = None
+        self._connect()
+        self._changed = ChangedRows(model, shards)
+        self._updates = before_updates(model, optimizers, self._settle)
+        self._rows = [ShardRows(shard.columns) for shard in shards]
+        self._to_fill = _parts(self._rows)
+        self._kept: Rows = {}
+        """Changed rows of a moment that did not arrive."""
+        self._sent_step: int | None = None
+        self.figures = MirrorFigures()
+        """Cost so far."""
+        self._since = 0
+        self._staging = torch.empty(0, dtype=torch.uint8)
+        self._job: _Job | None = None
+        self._has_job = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cpr-mirror", daemon=True)
+        self._thread.start()
+
+    @property
+    def step_sent(self) -> int | None:
+        """Training steps done at the newest moment of the mirror; None: it is not whole yet."""
+        return self._sent_step
+
+    def step(self, steps_done: int, epoch: int, state: Mapping[str, Any]) -> None:
+        """Take a moment after a training step, unless the one before is still on its way.
+
+        Args:
+            steps_done: training steps done.
+            epoch: of the checkpoint directory's ownership.
+            state: per-rank states and counters, as in `cpr.checkpoint.format.tree_file`; not kept.
+        """
+        self._since += 1
+        if self._sent_step is not None:
+            age = steps_done - self._sent_step
+            self.figures = replace(self.figures, age=age, oldest=max(self.figures.oldest, age))
+        if self._job is not None:
+            return
+        if self._to_fill:
+            number, part = self._to_fill[0]
+            self._job = _Job({number: part}, steps_done, is_moment=False)
+        elif self._since >= self._config.every_steps:
+            self._since = 0
+            rows = united(self._kept, self._changed.take())
+            self._kept = {}
+            self._job = _Job(rows, steps_done, epoch, state_bytes(state))
+        if self._job is not None:
+            if not all(can_wait(self._shards[number]) for number in self._job.rows):
+                self._copy(self._job)
+            self._has_job.set()
+
+    def close(self, *, remove: bool) -> None:
+        """Stop; `remove`: free the mirrors that are kept here, instead of leaving them to a successor."""
+        self._closing.set()
+        self._updates.remove()
+        self._changed.close()
+        if (link := self._link) is not None:
+            link.close()
+        self._has_job.set()
+        self._thread.join()
+        self._keeper.close(remove=remove)
+
+    def _settle(self) -> None:
+        """Wait until the thread has stopped reading rows; called before they change."""
+        job = self._job
+        if job is not None:
+            job.copied.wait()
+
+    def _connect(self) -> None:
+        """Reach the keeper, and be interrupted by `close` while it does not answer."""
+        self._link = Link(self._address.address, self._address.port)
+        try:
+            if self._closing.is_set():
+                raise LinkLostError("closed")
+            self._link.introduce(self._address.key, self._owner)
+        except BaseException:
+            self._link.close()
+            self._link = None
+            raise
+
+    def _run(self) -> None:
+        while True:
+            self._has_job.wait()
+            self._has_job.clear()
+            job = self._job
+            if self._closing.is_set() or job is None:
+                if job is not None:
+                    job.copied.set()
+                return
+            try:
+                data = self._copy(job)
+                self._send(job, data)
+                self._done(job, data.numel())
+            except Exception as error:
+                job.copied.set()
+                if self._closing.is_set():
+                    return
+                self._failed(job, error)
+            self._job = None
+
+    @torch.no_grad()
+    def _copy(self, job: _Job) -> Tensor:
+        """Copy the rows of a job, once; returns the bytes to send."""
+        sizes = {
+            number: self._rows[number].piece_bytes(_count(rows), listed=isinstance(rows, Tensor))
+            for number, rows in job.rows.items()
+        }
+        num_bytes = sum(sizes.values()) + len(job.state)
+        if not job.copied.is_set():
+            if self._staging.numel() < num_bytes:
+                self._staging = torch.empty(num_bytes + num_bytes // 4, dtype=torch.uint8)
+            begin = 0
+            for number, rows in job.rows.items():
+                self._shards[number].flush()
+                write_piece(self._staging[begin:], number, self._rows[number], rows)
+                begin += sizes[number]
+            self._staging.numpy()[begin:num_bytes] = np.frombuffer(job.state, np.uint8)
+            job.copied.set()
+        return self._staging[:num_bytes]
+
+    def _send(self, job: _Job, data: Tensor) -> None:
+        assert self._link is not None
+        if not job.is_moment:
+            self._link.send_rows(data)
+            return
+        size = len(job.state)
+        moment = Moment(
+            step=job.step,
+            epoch=job.epoch,
+            pieces_bytes=data.numel() - size,
+            state_bytes=size,
+            digest=digest_of(data),
+        )
+        self._link.send_moment(moment, data)
+
+    def _done(self, job: _Job, num_bytes: int) -> None:
+        if not job.is_moment:
+            self._to_fill.pop(0)
+            return
+        if self._sent_step is None:
+            logger.info("the mirror of rank %d is whole, at step %d", self._owner.rank, job.step)
+        self._sent_step = job.step
+        figures = self.figures
+        self.figures = replace(
+            figures,
+            moments=figures.moments + 1,
+            num_bytes=figures.num_bytes + num_bytes,
+            num_rows=figures.num_rows + sum(map(_count, job.rows.values())),
+        )
+
+    def _failed(self, job: _Job, error: Exception) -> None:
+        """Keep the rows for the next moment, and reach the keeper again."""
+        if job.is_moment:
+            self._kept = {number: rows for number, rows in job.rows.items() if isinstance(rows, Tensor)}
+        since = "is not whole" if self._sent_step is None else f"stays at step {self._sent_step}"
+        logger.warning("the mirror of rank %d %s: %s", self._owner.rank, since, error)
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        pause_s = FIRST_PAUSE_S
+        while not self._closing.wait(pause_s):
+            try:
+                self._connect()
+            except (OSError, NotEnoughMemoryError):
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            else:
+                logger.info("the keeper of rank %d's mirror answers again", self._owner.rank)
+                return
+
+
+def start_mirror(
+    config: MirrorConfig,
+    worker_group: WorkerGroup,
+    group: RankGroup,
+    home: Home,
+    shards: Sequence[TableShard],
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+) -> Mirror | None:
+    """Start the mirrors of all workers; None if they are not asked for, or, with a warning, on one node.
+
+    Called by all ranks, when the memory of a recovery counts.
+
+    Raises:
+        NotEnoughMemoryError: a worker has no room for the mirror that it is to keep; on all ranks.
+        OSError: workers cannot reach each other; on all ranks.
+    """
+    if config.to == "none":
+        return None
+    chosen, env = keepers(worker_group.infos), LauncherEnv.from_environment()
+    if chosen is None or env is None:
+        if worker_group.rank == 0:
+            logger.warning("mirror.to has no effect: all workers are on one node, and would be lost together")
+        return None
+    keeper = Keeper(home, env.own_address(), worker_group.session_id)
+    mirror: Mirror | None = None
+    problem: Exception | None = None
+    try:
+        addresses: list[KeeperAddress] = group.gather(keeper.address)
+        own = [shard for shard in shards if not shard.replicated]
+        owner = Owner(
+            session_id=worker_group.session_id,
+            rank=worker_group.rank,
+            world_size=worker_group.world_size,
+            generation=worker_group.generation,
+            shards=tuple(map(ShardForm.of, own)),
+        )
+        address = addresses[chosen[worker_group.rank]]
+        mirror = Mirror(config, keeper, address, owner, own, model, optimizers)
+    except (OSError, NotEnoughMemoryError) as error:
+        problem = error
+    found = [each for each in group.gather(problem) if each is not None]
+    if found:
+        if mirror is not None:
+            mirror.close(remove=True)
+        else:
+            keeper.close(remove=True)
+        raise found[0]
+    return mirror
+
+
+def keepers(infos: Sequence[WorkerInfo]) -> list[int] | None:
+    """The rank that keeps the mirror of each rank: the same place on the next node, in a ring.
+
+    On a smaller node, several mirrors may go to one worker. None if all workers are on one node.
+
+    Args:
+        infos: of all workers, by rank; the ranks of a node are consecutive, in the order of local ranks.
+    """
+    nodes: list[list[int]] = []
+    for rank, info in enumerate(infos):
+        if info.local_rank == 0 or not nodes:
+            nodes.append([])
+        nodes[-1].append(rank)
+    if len(nodes) == 1:
+        return None
+    found = []
+    for number, node in enumerate(nodes):
+        following = nodes[(number + 1) % len(nodes)]
+        found += [following[place % len(following)] for place in range(len(node))]
+    return found
+
+
+def _parts(shards: Sequence[ShardRows]) -> list[tuple[int, slice]]:
+    """All rows, in parts of about `PASS_BYTES`."""
+    parts = []
+    for number, shard in enumerate(shards):
+        step = shard.rows_within(PASS_BYTES)
+        parts += [
+            (number, slice(begin, min(begin + step, shard.num_rows)))
+            for begin in range(0, shard.num_rows, step)
+        ]
+    return parts
+
+
+def _count(rows: slice | Tensor) -> int:
+    return rows.numel() if isinstance(rows, Tensor) else int(rows.stop - rows.start)

@@ -1,0 +1,1 @@
+"""What mirrors cost a training step, and how old they are."""

@@ -1,0 +1,258 @@
+"""A mirror is bit for bit what its owner's rows were at a moment, whatever ends in the middle."""
+
+import socket
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cpr.errors import NotEnoughMemoryError
+from cpr.extent import Extent
+from cpr.mirror.config import MirrorConfig
+from cpr.mirror.copy import LOG_FILE, Moment, MomentLog, Owner, ShardForm, digest_of, finish_writing
+from cpr.mirror.keeper import Keeper
+from cpr.mirror.link import PATIENCE_S, Link, LinkLostError
+from cpr.mirror.mirror import Mirror, keepers
+from cpr.rendezvous import WorkerInfo
+from cpr.rendezvous.launcher_env import LOOPBACK, OwnAddress
+from cpr.resident.home import Home
+from cpr.shards import add_row_columns, find_shards, table_groups
+from tests.cpr.shards.models import bags, batch, sequences, shard
+
+ROWS = {"a": 40, "b": 7, "c": 30}
+EXTENT = Extent(table_fqn="t", table_shape=(4, 2), row_offset=0, num_rows=4, col_offset=0, num_cols=2)
+WAIT_S = 20.0
+
+
+class Pair:
+    """An owner that trains, and its keeper, in one process."""
+
+    def __init__(self, root, **config):
+        layout = {"a": "tw", "b": "unfused", "c": "rw", "d": "tw"}
+        self.model = shard(layout, bags=bags(**ROWS), sequences=sequences(d=9))
+        group = next(group for group in table_groups(self.model) if group.tables[0].table_name == "a")
+        self.columns = add_row_columns(group, 0, {"age": torch.int32}, lambda: None)
+        group.emb_module.register_forward_pre_hook(self.age)
+        self.dense = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.shards = [each for each in find_shards(self.model, [self.dense]) if not each.replicated]
+        forms = tuple(map(ShardForm.of, self.shards))
+        self.owner = Owner(session_id="s", rank=3, world_size=4, generation=2, shards=forms)
+        self.home = Home("run", root)
+        self.keeper = Keeper(self.home, OwnAddress(name=LOOPBACK, interface=LOOPBACK), "s")
+        self.mirror = Mirror(
+            MirrorConfig(to="neighbour", **config),
+            self.keeper,
+            self.keeper.address,
+            self.owner,
+            self.shards,
+            self.model,
+            [self.dense],
+        )
+        self.steps, self.values = 0, {}
+
+    def age(self, *_):
+        """What the owner of a column does in each pass, to a row that the pass may not look up."""
+        row = torch.tensor([self.steps % ROWS["a"]])
+        self.columns.tensors["age"][row] += 1
+        self.columns.note_changed(row)
+
+    def train(self, steps, wait=True):
+        """Train, and remember the rows after each step; `wait` until each step's moment has arrived."""
+        for _ in range(steps):
+            self.dense.zero_grad()
+            features = {"bags": batch(self.steps, 4, **ROWS), "sequences": batch(self.steps, 4, d=9)}
+            self.model(features).square().sum().backward()
+            self.dense.step()
+            self.steps += 1
+            self.values[self.steps] = [_clones(each.columns) for each in self.shards]
+            self.mirror.step(self.steps, 5, {"own": {"batch": self.steps}})
+            if wait:
+                self.arrive()
+
+    def arrive(self):
+        """Wait until nothing is on its way."""
+        wait_for(lambda: self.mirror._job is None)
+
+    @property
+    def copy(self):
+        return self.keeper._copies[3]
+
+    def check(self, segment=None):
+        """Compare the copy, of this keeper or in a dead one's memory, with the rows of its step."""
+        segment = segment or self.copy.segment
+        step = segment.status.step_finished
+        for live, held, shape in zip(self.values[step], segment.held_shards(), self.shards, strict=True):
+            assert held.extent == shape.extent
+            assert live.keys() == held.columns.keys()
+            for name, column in held.columns.items():
+                assert torch.equal(column, live[name]), (step, held.extent.table_fqn, name)
+        assert segment.replica.read() == (step, {"own": {"batch": step}})
+        assert (segment.status.epoch, segment.layout.is_mirror, segment.layout.rank) == (5, True, 3)
+        return step
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.001)
+
+
+def _clones(columns):
+    return {name: column.detach().clone() for name, column in columns.items()}
+
+
+@pytest.fixture
+def pair(world_of_one, tmp_path):
+    pairs = []
+
+    def make(**config):
+        pairs.append(Pair(tmp_path, **config))
+        return pairs[-1]
+
+    yield make
+    for each in pairs:
+        each.mirror.close(remove=True)
+        assert not list(each.home.folder.glob("mirror*"))
+
+
+def test_every_moment_is_bit_for_bit_that_of_its_step(pair):
+    made = pair()
+    made.train(4)
+    assert made.copy.step is None, "it is filled before its first moment"
+    made.train(2)
+    for _ in range(6):
+        made.train(1)
+        assert made.check() == made.steps == made.mirror.step_sent
+    figures = made.mirror.figures
+    assert (figures.moments, figures.oldest) == (made.steps - 4, 1)
+    assert figures.num_bytes > 36 * figures.num_rows > 0
+
+
+def test_moments_are_skipped_while_one_is_on_its_way_and_nothing_is_missing(pair):
+    made = pair(every_steps=3)
+    made.train(40, wait=False)
+    made.arrive()
+    made.train(3)
+    assert made.check() > made.steps - 3
+
+
+def test_a_lost_connection_costs_age_and_no_rows(pair, monkeypatch):
+    monkeypatch.setattr("cpr.mirror.mirror.FIRST_PAUSE_S", 0.01)
+    made = pair()
+    made.train(10)
+    step = made.check()
+    made.mirror._link.close()
+    made.train(1)
+    assert made.check() == step, "the moment that was on its way did not arrive"
+    made.train(2)
+    assert made.check() == made.steps
+
+
+def test_a_keeper_that_dies_while_it_writes_leaves_the_whole_moment(pair, monkeypatch):
+    made = pair()
+    made.train(10)
+    before, segment = made.check(), made.copy.segment
+    monkeypatch.setattr("cpr.mirror.copy._write", lambda *arguments: died.wait())
+    died = threading.Event()
+    made.train(1, wait=False)
+    wait_for(lambda: MomentLog(segment.folder).read())
+    for column in segment.held_shards()[0].columns.values():
+        column.fill_(7)  # half written
+    monkeypatch.undo()
+    finish_writing(segment)
+    live = made.values[before + 1][0]
+    rows = made.mirror._job.rows[0]
+    for name, column in segment.held_shards()[0].columns.items():
+        assert torch.equal(column[rows], live[name][rows])
+    assert segment.status.step_finished == before + 1
+    died.set()
+
+
+def test_a_moment_that_has_not_arrived_whole_leaves_the_one_before(pair):
+    made = pair()
+    made.train(10)
+    before, segment = made.check(), made.copy.segment
+    data = made.copy.receive(64).fill_(1)  # and the connection ends
+    finish_writing(segment)
+    assert made.check(segment) == before
+    wrong = Moment(step=99, epoch=5, pieces_bytes=64, state_bytes=0, digest=digest_of(data))
+    with pytest.raises(ValueError, match="no shard"):
+        made.copy.put(wrong)
+    assert made.check(segment) == before
+
+
+def test_a_damaged_log_is_named(pair):
+    made = pair()
+    made.train(10)
+    segment = made.copy.segment
+    log = MomentLog(segment.folder)
+    data = log.reserve(64).fill_(1)
+    log.seal(Moment(step=11, epoch=5, pieces_bytes=64, state_bytes=0, digest=digest_of(data)))
+    log.data[3] = 7
+    with pytest.raises(Exception, match=f"{LOG_FILE} differs from its digest"):
+        finish_writing(segment)
+
+
+def test_no_room_is_told_at_the_start(world_of_one, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise NotEnoughMemoryError("5 MB of shared memory are needed: enlarge it")
+
+    monkeypatch.setattr("cpr.mirror.copy.MirrorCopy._allocate", full)
+    home = Home("run", tmp_path)
+    keeper = Keeper(home, OwnAddress(name=LOOPBACK, interface=LOOPBACK), "s")
+    form = ShardForm(extent=EXTENT, columns={"weights": ("float32", (4, 2))})
+    owner = Owner(session_id="s", rank=0, world_size=2, generation=0, shards=(form,))
+
+    def introduce(key, owner):
+        link = Link(LOOPBACK, keeper.address.port)
+        try:
+            link.introduce(key, owner)
+        finally:
+            link.close()
+
+    try:
+        key = keeper.address.key
+        with pytest.raises(NotEnoughMemoryError, match="enlarge it"):
+            introduce(key, owner)
+        with pytest.raises(LinkLostError, match="does not know the key"):
+            introduce("another", owner)
+        with pytest.raises(LinkLostError, match="ended"):
+            introduce(key, replace(owner, session_id="another"))
+    finally:
+        keeper.close(remove=True)
+    assert not list(home.folder.glob("mirror*"))
+
+
+def test_the_next_node_keeps_a_mirror():
+    def infos(*sizes):
+        return [
+            WorkerInfo(restarted=False, host="h", pid=1, local_rank=place, local_world_size=size)
+            for size in sizes
+            for place in range(size)
+        ]
+
+    assert keepers(infos(4)) is None
+    assert keepers(infos(1, 1)) == [1, 0]
+    assert keepers(infos(2, 2, 2)) == [2, 3, 4, 5, 0, 1]
+    assert keepers(infos(3, 1)) == [3, 3, 3, 0]
+
+
+def test_a_keeper_that_does_not_answer_delays_nothing(pair, monkeypatch):
+    """As if its machine was stopped: connections are made, and nothing comes back."""
+    monkeypatch.setattr("cpr.mirror.mirror.FIRST_PAUSE_S", 0.01)
+    made = pair()
+    made.train(10)
+    step = made.check()
+    with socket.create_server((LOOPBACK, 0)) as silent:
+        made.mirror._address = replace(made.mirror._address, port=silent.getsockname()[1])
+        made.mirror._link.close()
+        made.train(20, wait=False)
+        wait_for(lambda: made.mirror._link is not None and made.mirror._link._socket.fileno() >= 0)
+        began = time.monotonic()
+        made.mirror.close(remove=False)
+        assert time.monotonic() - began < PATIENCE_S / 2
+    assert made.check() == step
+    assert made.mirror.figures.age >= 19
