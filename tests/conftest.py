@@ -38,9 +38,6 @@ def pytest_configure() -> None:
     # how long an example takes, or drawing it, says only how busy the machine is
     settings.register_profile("no_clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("no_clock")
-    # A shell starts background jobs with SIGINT ignored, which processes inherit; Ctrl-C is ours to test.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
@@ -76,8 +73,11 @@ def no_leaked_threads() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def settings_of_libraries() -> Iterator[None]:
-    """Programs that a test runs in this process configure logging, and the limit of Python's CSV reader."""
+def settings_of_programs() -> Iterator[None]:
+    """Programs that a test runs in this process configure signals, logging, and the limit of CSV's reader."""
+    # Before the test: a fixture of its module may have run one, and after `dlrm.train` SIGINT ends the process.
+    # A shell starts background jobs with SIGINT ignored, too; Ctrl-C is ours to test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     root, limit = logging.root, csv.field_size_limit()
     handlers, level = root.handlers[:], root.level
     levels = {name: logging.getLogger(name).level for name in CONFIGURED_LOGGERS}

@@ -14,13 +14,6 @@ from dlrm.launch import process
 from dlrm.launch.process import exit_code_of
 
 
-@pytest.fixture(autouse=True)
-def interrupts():
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.fixture
 def slept(monkeypatch):
     """How long the process waited for others to speak first."""
