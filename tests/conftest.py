@@ -75,7 +75,7 @@ def no_leaked_threads() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def settings_of_programs() -> Iterator[None]:
     """Programs that a test runs in this process configure signals, logging, and the limit of CSV's reader."""
-    # Before the test: a fixture of its module may have run one, and after `dlrm.train` SIGINT ends the process.
+    # Before the test: a fixture of its module may have run one, and `dlrm.train` lets SIGINT end the process.
     # A shell starts background jobs with SIGINT ignored, too; Ctrl-C is ours to test.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     root, limit = logging.root, csv.field_size_limit()
