@@ -97,7 +97,8 @@ class PartialRecovery:
             counts what they are behind.
         total_samples: samples of the whole run; without it, the PLS is unknown.
         mirror: keep a copy of each worker's rows in the memory of another node, so that a lost node loses
-            nothing, or a few steps where the network cannot keep up.
+            nothing, or a few steps where the network cannot keep up; or, of tables on a GPU, in shared memory
+            of the same node, so that a killed worker loses nothing.
         policy: how much loss to accept before all workers go back to the checkpoint.
         give_up_after_s: how long saves may fail before the run ends. They are tried again after pauses of
             10 s to 10 min, while training continues, and the last one at its end after 10 s to 1 min. None:
@@ -575,9 +576,11 @@ class PartialRecovery:
     def _start_mirror(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> Mirror | None:
         """Start the mirrors; a run that has begun with them goes on without if they cannot be made again."""
         assert self._group is not None
+        assert self._publisher is not None
         group, home, shards = self.worker_group, self._memory.home, self.checkpointer.shards
+        config, outside = self._mirror_config, self._publisher.outside
         try:
-            return start_mirror(self._mirror_config, group, self._group, home, shards, model, optimizers)
+            return start_mirror(config, group, self._group, home, shards, model, optimizers, outside)
         except (NotEnoughMemoryError, OSError) as error:  # on all ranks alike
             if not group.continues:
                 raise

@@ -13,9 +13,10 @@ class MirrorConfig:
     Requires partial recovery, at least two nodes, and shared memory for as many rows again on each node.
     """
 
-    to: Literal["none", "neighbour"] = "none"
-    """Which worker keeps the copy: `neighbour`, the one of the same place on the next node, in a ring; or
-    `none`."""
+    to: Literal["none", "neighbour", "host"] = "none"
+    """Where the copy is: `neighbour`, with the worker of the same place on the next node, in a ring; `host`,
+    in shared memory of the worker's own node, of tables that are not there already, such as those on a GPU,
+    for the case that a worker is killed; or `none`."""
     every_steps: int = 1
     """Changed rows are sent after every so many steps; after more while the network is still busy with the
     ones before, as training does not wait for it."""

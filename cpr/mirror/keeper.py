@@ -6,7 +6,6 @@ import secrets
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
 
 from cpr.errors import NotEnoughMemoryError
@@ -15,6 +14,7 @@ from cpr.mirror.link import (
     MOMENT,
     PATIENCE_S,
     ROWS,
+    KeeperAddress,
     LinkLostError,
     confirm,
     prove,
@@ -31,15 +31,6 @@ MOST_CONNECTIONS: Final = 64
 """Connections at the same time; strangers beyond that are turned away."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeeperAddress:
-    """Where owners find a keeper."""
-
-    address: str
-    port: int
-    key: str = field(repr=False)
 
 
 class Keeper:

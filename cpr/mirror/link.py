@@ -11,6 +11,7 @@ import json
 import socket
 import struct
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -88,6 +89,19 @@ def prove(sock: socket.socket, key: str, *, is_keeper: bool) -> None:
         raise LinkLostError("the other side does not know the key")
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeeperAddress:
+    """Where owners find a keeper."""
+
+    address: str
+    port: int
+    key: str = field(repr=False)
+
+    def link(self) -> "Link":
+        """Connect; raises as `Link`."""
+        return Link(self)
+
+
 class Link:
     """The owner's side of a connection.
 
@@ -95,19 +109,20 @@ class Link:
         OSError: the keeper cannot be reached.
     """
 
-    def __init__(self, address: str, port: int) -> None:
-        self._socket = socket.create_connection((address, port), CONNECT_TIMEOUT_S)
+    def __init__(self, keeper: KeeperAddress) -> None:
+        self._key = keeper.key
+        self._socket = socket.create_connection((keeper.address, keeper.port), CONNECT_TIMEOUT_S)
         self._socket.settimeout(PATIENCE_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def introduce(self, key: str, owner: Owner) -> None:
+    def introduce(self, owner: Owner) -> None:
         """Prove the key, and have the keeper make memory for this owner, unless it has it already.
 
         Raises:
             NotEnoughMemoryError: the keeper has no room.
             OSError: the keeper does not answer, or refuses the owner.
         """
-        prove(self._socket, key, is_keeper=False)
+        prove(self._socket, self._key, is_keeper=False)
         send_text(self._socket, owner.to_json())
         self._socket.settimeout(None)  # the first touch of much memory takes long
         problem = json.loads(receive_text(self._socket))["problem"]

@@ -1,4 +1,4 @@
-"""The mirror of a worker: sends what changes in its rows to a worker of the next node.
+"""The mirror of a worker: sends what changes in its rows to a worker of the next node, or into shared memory.
 
 Training never waits for the link. Changed rows are copied by a thread during the forward pass of the next
 step, which only reads, and sent while training goes on. While a moment is on its way no other is taken: its
@@ -23,8 +23,9 @@ from cpr.errors import NotEnoughMemoryError
 from cpr.mirror.changed_rows import ChangedRows, Rows, united
 from cpr.mirror.config import MirrorConfig, MirrorFigures
 from cpr.mirror.copy import Moment, Owner, ShardForm, digest_of
-from cpr.mirror.keeper import Keeper, KeeperAddress
-from cpr.mirror.link import Link, LinkLostError
+from cpr.mirror.host import HostKeeper
+from cpr.mirror.keeper import Keeper
+from cpr.mirror.link import KeeperAddress, Link, LinkLostError
 from cpr.mirror.pieces import ShardRows, write_piece
 from cpr.rendezvous import WorkerGroup, WorkerInfo
 from cpr.rendezvous.launcher_env import LauncherEnv
@@ -60,8 +61,8 @@ class Mirror:
 
     Args:
         config: settings.
-        keeper: keeps the mirrors of other workers here.
-        address: of the keeper of this worker's mirror.
+        keeper: keeps the mirrors of other workers here, or this worker's own.
+        place: of the keeper of this worker's mirror.
         owner: this worker.
         shards: its shards, in the order of the owner's forms.
         model: with the tables.
@@ -75,17 +76,17 @@ class Mirror:
     def __init__(
         self,
         config: MirrorConfig,
-        keeper: Keeper,
-        address: KeeperAddress,
+        keeper: Keeper | HostKeeper,
+        place: KeeperAddress | HostKeeper,
         owner: Owner,
         shards: Sequence[TableShard],
         model: nn.Module,
         optimizers: Sequence[Optimizer],
     ) -> None:
-        self._config, self._keeper, self._address, self._owner = config, keeper, address, owner
+        self._config, self._keeper, self._place, self._owner = config, keeper, place, owner
         self._shards = shards
         self._closing = threading.Event()
-        self._link: Link | None = None
+        self._link: Link | HostKeeper | None = None
         self._connect()
         self._changed = ChangedRows(model, shards)
         self._updates = before_updates(model, optimizers, self._settle)
@@ -154,11 +155,11 @@ class Mirror:
 
     def _connect(self) -> None:
         """Reach the keeper, and be interrupted by `close` while it does not answer."""
-        self._link = Link(self._address.address, self._address.port)
+        self._link = self._place.link()
         try:
             if self._closing.is_set():
                 raise LinkLostError("closed")
-            self._link.introduce(self._address.key, self._owner)
+            self._link.introduce(self._owner)
         except BaseException:
             self._link.close()
             self._link = None
@@ -262,10 +263,21 @@ def start_mirror(
     shards: Sequence[TableShard],
     model: nn.Module,
     optimizers: Sequence[Optimizer],
+    outside: Sequence[TableShard] = (),
 ) -> Mirror | None:
-    """Start the mirrors of all workers; None if they are not asked for, or, with a warning, on one node.
+    """Start the mirrors of all workers; None if they are not asked for, or, with a warning, of no use.
 
     Called by all ranks, when the memory of a recovery counts.
+
+    Args:
+        config: settings.
+        worker_group: all workers.
+        group: of all ranks.
+        home: folder of the run's memory on this machine.
+        shards: of this rank.
+        model: with the tables.
+        optimizers: ordinary ones that update tables.
+        outside: those of the shards that do not live in shared memory.
 
     Raises:
         NotEnoughMemoryError: a worker has no room for the mirror that it is to keep; on all ranks.
@@ -273,17 +285,25 @@ def start_mirror(
     """
     if config.to == "none":
         return None
-    chosen, env = keepers(worker_group.infos), LauncherEnv.from_environment()
-    if chosen is None or env is None:
-        if worker_group.rank == 0:
-            logger.warning("mirror.to has no effect: all workers are on one node, and would be lost together")
-        return None
-    keeper = Keeper(home, env.own_address(), worker_group.session_id)
+    keeper: Keeper | HostKeeper
+    place: KeeperAddress | HostKeeper
+    if config.to == "host":
+        if not any(group.gather(bool(outside))):
+            _log_no_effect(group, "all tables live in shared memory, which outlives their worker")
+            return None
+        own, keeper = outside, HostKeeper(home)
+        place = keeper
+    else:
+        chosen, env = keepers(worker_group.infos), LauncherEnv.from_environment()
+        if chosen is None or env is None:
+            _log_no_effect(group, "all workers are on one node, and would be lost together")
+            return None
+        own = [shard for shard in shards if not shard.replicated]
+        keeper = Keeper(home, env.own_address(), worker_group.session_id)
+        place = group.gather(keeper.address)[chosen[worker_group.rank]]
     mirror: Mirror | None = None
     problem: Exception | None = None
     try:
-        addresses: list[KeeperAddress] = group.gather(keeper.address)
-        own = [shard for shard in shards if not shard.replicated]
         owner = Owner(
             session_id=worker_group.session_id,
             rank=worker_group.rank,
@@ -291,8 +311,7 @@ def start_mirror(
             generation=worker_group.generation,
             shards=tuple(map(ShardForm.of, own)),
         )
-        address = addresses[chosen[worker_group.rank]]
-        mirror = Mirror(config, keeper, address, owner, own, model, optimizers)
+        mirror = Mirror(config, keeper, place, owner, own, model, optimizers)
     except (OSError, NotEnoughMemoryError) as error:
         problem = error
     found = [each for each in group.gather(problem) if each is not None]
@@ -303,6 +322,11 @@ def start_mirror(
             keeper.close(remove=True)
         raise found[0]
     return mirror
+
+
+def _log_no_effect(group: RankGroup, why: str) -> None:
+    if group.rank == 0:
+        logger.warning("mirror.to has no effect: %s", why)
 
 
 def keepers(infos: Sequence[WorkerInfo]) -> list[int] | None:

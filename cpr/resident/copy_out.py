@@ -48,16 +48,17 @@ class CopyOut:
 
     def __post_init__(self) -> None:
         self._inside = [shard for shard in self.shards if self.segment.holds(shard)]
-        self._outside = [s for s in self.shards if not s.replicated and not self.segment.holds(s)]
+        self.outside = [s for s in self.shards if not s.replicated and not self.segment.holds(s)]
+        """Shards that end with this process, unless they are copied."""
         self._token = secrets.token_hex(4)
-        for device in sorted({shard.weights.device for shard in self._outside}, key=str):
+        for device in sorted({shard.weights.device for shard in self.outside}, key=str):
             if device.type == "cuda":
                 self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of shared memory that the copies take."""
-        return sum(tensor.nbytes for shard in self._outside for tensor in shard.columns.values())
+        return sum(tensor.nbytes for shard in self.outside for tensor in shard.columns.values())
 
     def run(self) -> None:
         """Copy the shards, note their digests, and seal; after `finish` there is nothing to do.
@@ -67,7 +68,7 @@ class CopyOut:
         Raises:
             NotEnoughMemoryError: there is no room.
         """
-        if not self._outside:
+        if not self.outside:
             return
         with self._alone:
             if not self._is_final:
@@ -82,7 +83,7 @@ class CopyOut:
         Raises:
             NotEnoughMemoryError: there is no room.
         """
-        if self._outside:
+        if self.outside:
             with ThreadPoolExecutor(1, "cpr-copy-out") as executor:
                 executor.submit(self._make_last).result()
 
@@ -92,7 +93,7 @@ class CopyOut:
             self._is_final = True
 
     def _make(self) -> None:
-        self.seal(self._inside)  # an earlier copy, which is about to be overwritten, no longer counts
+        self.seal(self.shards)  # an earlier copy, which is about to be overwritten, no longer counts
         while True:
             moment = self.segment.status.update_begun
             copies = self._copy()
@@ -106,7 +107,7 @@ class CopyOut:
             for device, stream in self._streams.items():
                 _settle(device)
                 streams.enter_context(torch.cuda.stream(stream))
-            for number, shard in enumerate(self._outside):
+            for number, shard in enumerate(self.outside):
                 shard.flush()
                 columns = {}
                 for column, tensor in shard.columns.items():

@@ -22,7 +22,7 @@ from cpr.resident.folders import open_private, other_version, reading
 
 LAYOUT_FILE: Final = "layout.json"
 FORMAT_NAME: Final = "cpr-resident"
-FORMAT: Final = f"{FORMAT_NAME} 4"
+FORMAT: Final = f"{FORMAT_NAME} 5"
 REGION_SUFFIX: Final = ".memory"
 
 
@@ -104,6 +104,8 @@ class Layout:
     shards: tuple[StoredShard, ...]
     companions: dict[str, str]
     """File by name of data about the tables, such as counters of lookups."""
+    outside_bytes: int = 0
+    """Bytes of the worker's sharded tables elsewhere, such as on a GPU, which end with it."""
     is_mirror: bool = False
     """Whether this is the copy that another worker kept of the rows of `rank` (see `cpr.mirror`)."""
 

@@ -223,6 +223,7 @@ class Segment:
         """
         placed = {shard.name: self._placed(shard) for shard in shards}
         found = tuple(shard for shard in placed.values() if shard)
+        outside = [shard for shard in shards if not placed[shard.name] and not shard.replicated]
         used = {file for kernel in self.kernels for file in kernel.files.values()}
         used |= {place.file for shard in found for place in shard.columns.values()}
         used |= set(self._companions.values())
@@ -235,10 +236,11 @@ class Segment:
             kernels=tuple(self.kernels),
             shards=found,
             companions=dict(self._companions),
+            outside_bytes=sum(column.nbytes for shard in outside for column in shard.columns.values()),
             is_mirror=is_mirror,
         ).write(self.folder)
         self.tidy()
-        return [shard.name for shard in shards if not placed[shard.name] and not shard.replicated]
+        return [shard.name for shard in outside]
 
     def unseal(self) -> None:
         """Make this segment count no longer: call it before sealed content is overwritten."""

@@ -79,7 +79,8 @@ class SegmentReport:
     shards: tuple[ShardReport, ...] = ()
     """Shards that are whole and readable."""
     whole_bytes: int = 0
-    """Bytes of all shards that were in the segment, readable or not."""
+    """Bytes of all shards of the worker: those that were in the segment, readable or not, and those that were
+    elsewhere, as on a GPU."""
     slot: Slot | None = None
     counters: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Counters of the tables' optimizers, by table and name, as of the slot."""

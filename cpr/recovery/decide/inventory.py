@@ -117,7 +117,8 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
         reason=claimed.reason,
         diverged=claimed.diverged,
         shards=tuple(shards),
-        whole_bytes=sum(column.num_bytes for shard in layout.shards for column in shard.columns.values()),
+        whole_bytes=layout.outside_bytes
+        + sum(column.num_bytes for shard in layout.shards for column in shard.columns.values()),
         slot=slot,
         counters=counters_in(tree) if tree is not None else {},
         problem="; ".join(problems) or None,

@@ -268,6 +268,11 @@ class Publisher:
             memory.home.check_room(self._copy_out.num_bytes)
             self._exits.enter_context(SigtermHook(self._copy_out.run))
 
+    @property
+    def outside(self) -> Sequence[TableShard]:
+        """Sharded tables' shards that do not live in shared memory, such as those on a GPU."""
+        return self._copy_out.outside
+
     def publish(self) -> None:
         """Copy the replicated state into shared memory after a step; it counts at once."""
         segment, steps_done = self._segment, self._progress.steps_done

@@ -207,9 +207,9 @@ def test_no_room_is_told_at_the_start(world_of_one, tmp_path, monkeypatch):
     owner = Owner(session_id="s", rank=0, world_size=2, generation=0, shards=(form,))
 
     def introduce(key, owner):
-        link = Link(LOOPBACK, keeper.address.port)
+        link = Link(replace(keeper.address, key=key))
         try:
-            link.introduce(key, owner)
+            link.introduce(owner)
         finally:
             link.close()
 
@@ -247,7 +247,7 @@ def test_a_keeper_that_does_not_answer_delays_nothing(pair, monkeypatch):
     made.train(10)
     step = made.check()
     with socket.create_server((LOOPBACK, 0)) as silent:
-        made.mirror._address = replace(made.mirror._address, port=silent.getsockname()[1])
+        made.mirror._place = replace(made.mirror._place, port=silent.getsockname()[1])
         made.mirror._link.close()
         made.train(20, wait=False)
         wait_for(lambda: made.mirror._link is not None and made.mirror._link._socket.fileno() >= 0)

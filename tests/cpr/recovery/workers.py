@@ -121,6 +121,9 @@ class Worker:
         elif self.recovery._publisher is not None:
             self.recovery._publisher.close()  # hooks and threads die with a process
         recovery = self.recovery
+        mirror = recovery._mirror
+        if mirror is not None:
+            mirror.close(remove=False)
         checkpointer = recovery._checkpointer
         if checkpointer is not None and reason is None:
             lock, checkpointer.ownership.lock = checkpointer.ownership.lock, None
@@ -132,6 +135,8 @@ class Worker:
         segments = [each.segment for each in recovery._memory.claimed]
         if recovery._memory.segment is not None:
             segments.append(recovery._memory.segment)
+        if mirror is not None:
+            segments.append(mirror._keeper._copy.segment)
         for segment in segments:
             segment.release()
         dist.destroy_process_group()
