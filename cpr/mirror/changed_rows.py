@@ -57,11 +57,12 @@ class ChangedRows:
                 self._watch(columns, partial(self._note_rows_of, number, table))
                 if group.emb_module.optimizer not in UPDATED_IN_FORWARD:
                     told.add(self._groups[number][1][table])
-        self._whole = [
+        self.whole = [
             number
             for number, live in enumerate(shards)
             if not live.updated_in_backward and number not in told
         ]
+        """Numbers of the shards of which all rows count as changed, always."""
 
     def take(self) -> Rows:
         """Return the changed rows, and forget them; called between two steps."""
@@ -78,7 +79,7 @@ class ChangedRows:
                 rows = joint[edges[table] : edges[table + 1]] - first_rows[table]
                 if shard is not None and rows.numel():
                     taken[shard] = rows
-        for shard in self._whole:
+        for shard in self.whole:
             taken[shard] = torch.arange(self._shards[shard].num_rows)
         return taken
 

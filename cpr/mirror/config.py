@@ -5,6 +5,8 @@ from typing import Literal
 
 from cpr.fields import check_fields
 
+WireDtype = Literal["fp32", "bf16", "int8"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorConfig:
@@ -20,6 +22,11 @@ class MirrorConfig:
     every_steps: int = 1
     """Changed rows are sent after every so many steps; after more while the network is still busy with the
     ones before, as training does not wait for it."""
+    wire_dtype: WireDtype = "fp32"
+    """How weights of changed rows travel: exactly, or rounded to bfloat16, or to int8 with a scale for each
+    row. What rounding leaves follows in later moments, for rows that have not changed since, so that the
+    mirror becomes exact. Optimizer state, weights that are not float32, and tables without a fused optimizer
+    always travel exactly."""
 
     def __post_init__(self) -> None:
         check_fields(self, "mirror.")
@@ -41,13 +48,16 @@ class MirrorFigures:
     """Steps that the mirror is behind."""
     oldest: int = 0
     """Most steps that it was behind, once whole."""
+    rounded: int = 0
+    """Rows in its newest moment whose weights are rounded as yet."""
 
     def __str__(self) -> str:
         if not self.moments:
             return "it was never whole"
         size = self.num_bytes / self.moments / 1e6
         rows = self.num_rows / self.moments
+        rounded = f"; {self.rounded:,} rows rounded at the end" if self.rounded else ""
         return (
             f"{self.moments:,} moments of {rows:,.0f} rows and {size:,.2f} MB; at most {self.oldest:,} steps "
-            "behind"
+            f"behind{rounded}"
         )

@@ -27,6 +27,7 @@ from cpr.mirror.host import HostKeeper
 from cpr.mirror.keeper import Keeper
 from cpr.mirror.link import KeeperAddress, Link, LinkLostError
 from cpr.mirror.pieces import ShardRows, write_piece
+from cpr.mirror.rounding import REST, ROUNDED, Form, RoundedRows
 from cpr.rendezvous import WorkerGroup, WorkerInfo
 from cpr.rendezvous.launcher_env import LauncherEnv
 from cpr.resident.home import Home
@@ -35,6 +36,10 @@ from cpr.shards.shard import TableShard
 
 PASS_BYTES: Final = 16 << 20
 """Rows that are copied in one step while the mirror is filled: a few milliseconds."""
+REST_BYTES: Final = 1 << 20
+"""Bytes of a moment for what rounding has left of earlier rows; more, if the changed rows have more than
+`REST_PER_CHANGED` times as many."""
+REST_PER_CHANGED: Final = 4
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
 """Pauses between attempts to reach the keeper again."""
@@ -42,17 +47,27 @@ LONGEST_PAUSE_S: Final = 10.0
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Rows of a shard that travel in one piece."""
+
+    shard: int
+    rows: slice | Tensor
+    form: Form = Form.EXACT
+
+
 @dataclass(eq=False)
 class _Job:
     """Rows that are to be copied before the next update, and sent."""
 
-    rows: Mapping[int, slice | Tensor]
-    """By number of the shard."""
+    parts: Sequence[_Part]
     step: int
     epoch: int = 0
     state: bytearray = field(default_factory=bytearray)
     """The owner's other state of a moment."""
     is_moment: bool = True
+    rounded: int = 0
+    """Rows that the mirror has rounded after this moment."""
     copied: threading.Event = field(default_factory=threading.Event)
 
 
@@ -91,6 +106,14 @@ class Mirror:
         self._changed = ChangedRows(model, shards)
         self._updates = before_updates(model, optimizers, self._settle)
         self._rows = [ShardRows(shard.columns) for shard in shards]
+        self._forms = {
+            number: ROUNDED[config.wire_dtype]
+            for number, rows in enumerate(self._rows)
+            if rows.can_round and number not in self._changed.whole
+        }
+        self._rounded = RoundedRows(
+            {number: self._rows[number].num_rows for number, form in self._forms.items() if form in REST}
+        )
         self._to_fill = _parts(self._rows)
         self._kept: Rows = {}
         """Changed rows of a moment that did not arrive."""
@@ -124,15 +147,15 @@ class Mirror:
         if self._job is not None:
             return
         if self._to_fill:
-            number, part = self._to_fill[0]
-            self._job = _Job({number: part}, steps_done, is_moment=False)
+            self._job = _Job(self._to_fill[:1], steps_done, is_moment=False)
         elif self._since >= self._config.every_steps:
             self._since = 0
-            rows = united(self._kept, self._changed.take())
-            self._kept = {}
-            self._job = _Job(rows, steps_done, epoch, state_bytes(state))
+            parts = self._parts_of_moment()
+            count = self._rounded.count
+            data = state_bytes({**state, "mirror": {"rounded": count}})
+            self._job = _Job(parts, steps_done, epoch, data, rounded=count)
         if self._job is not None:
-            if not all(can_wait(self._shards[number]) for number in self._job.rows):
+            if not all(can_wait(self._shards[part.shard]) for part in self._job.parts):
                 self._copy(self._job)
             self._has_job.set()
 
@@ -146,6 +169,24 @@ class Mirror:
         self._has_job.set()
         self._thread.join()
         self._keeper.close(remove=remove)
+
+    def _parts_of_moment(self) -> list[_Part]:
+        """Changed rows, and what rounding has left of others."""
+        changed, self._kept = united(self._kept, self._changed.take()), {}
+        parts = [_Part(number, rows, self._forms.get(number, Form.EXACT)) for number, rows in changed.items()]
+        self._rounded.discard(changed)
+        if self._rounded.count:
+            form = REST[ROUNDED[self._config.wire_dtype]]
+            num_bytes = max(REST_BYTES, sum(map(self._num_bytes, parts)) // REST_PER_CHANGED)
+            widest = max(self._rows[number].piece_bytes(1, listed=True, form=form) for number in self._forms)
+            rests = self._rounded.take(max(1, num_bytes // widest))
+            parts += [_Part(number, rows, form) for number, rows in rests.items()]
+        self._rounded.add(changed)
+        return parts
+
+    def _num_bytes(self, part: _Part) -> int:
+        is_listed = isinstance(part.rows, Tensor)
+        return self._rows[part.shard].piece_bytes(_count(part.rows), listed=is_listed, form=part.form)
 
     def _settle(self) -> None:
         """Wait until the thread has stopped reading rows; called before they change."""
@@ -188,19 +229,15 @@ class Mirror:
     @torch.no_grad()
     def _copy(self, job: _Job) -> Tensor:
         """Copy the rows of a job, once; returns the bytes to send."""
-        sizes = {
-            number: self._rows[number].piece_bytes(_count(rows), listed=isinstance(rows, Tensor))
-            for number, rows in job.rows.items()
-        }
-        num_bytes = sum(sizes.values()) + len(job.state)
+        num_bytes = sum(map(self._num_bytes, job.parts)) + len(job.state)
         if not job.copied.is_set():
             if self._staging.numel() < num_bytes:
                 self._staging = torch.empty(num_bytes + num_bytes // 4, dtype=torch.uint8)
             begin = 0
-            for number, rows in job.rows.items():
-                self._shards[number].flush()
-                write_piece(self._staging[begin:], number, self._rows[number], rows)
-                begin += sizes[number]
+            for part in job.parts:
+                self._shards[part.shard].flush()
+                free, rows = self._staging[begin:], self._rows[part.shard]
+                begin += write_piece(free, part.shard, rows, part.rows, part.form)
             self._staging.numpy()[begin:num_bytes] = np.frombuffer(job.state, np.uint8)
             job.copied.set()
         return self._staging[:num_bytes]
@@ -232,13 +269,16 @@ class Mirror:
             figures,
             moments=figures.moments + 1,
             num_bytes=figures.num_bytes + num_bytes,
-            num_rows=figures.num_rows + sum(map(_count, job.rows.values())),
+            num_rows=figures.num_rows + sum(_count(part.rows) for part in job.parts),
+            rounded=job.rounded,
         )
 
     def _failed(self, job: _Job, error: Exception) -> None:
         """Keep the rows for the next moment, and reach the keeper again."""
         if job.is_moment:
-            self._kept = {number: rows for number, rows in job.rows.items() if isinstance(rows, Tensor)}
+            for part in job.parts:
+                assert isinstance(part.rows, Tensor)
+                self._kept = united(self._kept, {part.shard: part.rows})
         since = "is not whole" if self._sent_step is None else f"stays at step {self._sent_step}"
         logger.warning("the mirror of rank %d %s: %s", self._owner.rank, since, error)
         if self._link is not None:
@@ -351,13 +391,13 @@ def keepers(infos: Sequence[WorkerInfo]) -> list[int] | None:
     return found
 
 
-def _parts(shards: Sequence[ShardRows]) -> list[tuple[int, slice]]:
+def _parts(shards: Sequence[ShardRows]) -> list[_Part]:
     """All rows, in parts of about `PASS_BYTES`."""
     parts = []
     for number, shard in enumerate(shards):
         step = shard.rows_within(PASS_BYTES)
         parts += [
-            (number, slice(begin, min(begin + step, shard.num_rows)))
+            _Part(number, slice(begin, min(begin + step, shard.num_rows)))
             for begin in range(0, shard.num_rows, step)
         ]
     return parts

@@ -90,6 +90,8 @@ class SegmentReport:
     """Whether this is the copy of `old_rank`'s rows that another worker kept; it has no slot."""
     samples: int | None = None
     """Of a mirror: samples trained by the run at its step; None: unknown."""
+    rounded: int = 0
+    """Of a mirror: rows whose weights are rounded as yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +137,8 @@ class MirrorMoment:
     """Training steps done."""
     samples: int | None
     """Samples trained by the run until then; None: unknown."""
+    rounded: int = 0
+    """Rows whose weights are rounded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +227,8 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
         needed=tuple(needed for report in reports for needed in _needed(report, current)),
         lost=lost,
         mirrored={
-            rank: MirrorMoment(step=each.step, samples=each.segment.samples) for rank, each in mirrors.items()
+            rank: MirrorMoment(step=each.step, samples=each.segment.samples, rounded=each.segment.rounded)
+            for rank, each in mirrors.items()
         },
         old_world_size=old_world_size,
         endings=_endings(best, old_world_size),

@@ -92,12 +92,13 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
             found.columns.append(held.columns)
     except DamagedMemoryError as error:
         problems.append(str(error))
-    slot, tree, samples = None, None, None
+    slot, tree, samples, rounded = None, None, None, 0
     try:
         read = segment.replica.read()
         if read is not None and layout.is_mirror:
             samples = read[1]["samples"] if read[0] == segment.status.step_finished else None
             tree = read[1]
+            rounded = tree["mirror"]["rounded"]
         elif read is not None:
             step, tree = read
             slot = _slot(step, tree["common"]["registered"][PROGRESS_STATE])
@@ -124,6 +125,7 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
         problem="; ".join(problems) or None,
         is_mirror=layout.is_mirror,
         samples=samples,
+        rounded=rounded,
     )
 
 

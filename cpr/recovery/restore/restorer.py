@@ -377,6 +377,7 @@ class Restorer:
             mirror_step=min((each.step for each in found.mirrored.values()), default=None)
             if is_live
             else None,
+            mirror_rounded=sum(each.rounded for each in found.mirrored.values()) if is_live else 0,
             bytes_read=sum(each.bytes_read for each in on_all),
             bytes_moved=sum(each.bytes_moved for each in on_all),
             refused=(*found.refused, *dict.fromkeys(text for each in on_all for text in each.passed_over)),

@@ -99,6 +99,8 @@ class Recovery:
     """Training steps done in the oldest save that was read; None: nothing was read."""
     mirror_step: int | None = None
     """Training steps done in the oldest mirror that was used; None: none was."""
+    mirror_rounded: int = 0
+    """Rows whose weights had reached the mirrors that were used only rounded (`mirror.wire_dtype`)."""
     bytes_read: int = 0
     """Bytes read from the checkpoint, by all ranks."""
     bytes_moved: int = 0
@@ -140,6 +142,8 @@ class Recovery:
             lines += [
                 f"  rows: {_origin_text(origin, self.mirror_step, self.save_step)}" for origin in self.sources
             ]
+            if self.mirror_rounded:
+                lines.append(f"  of the rows in mirrors, {self.mirror_rounded:,} were rounded as yet")
             if self.interrupted:
                 lines.append(f"  step {self.step + 1} was interrupted: its batch is skipped")
         if self.kind in {*LIVE, "full"} or self.pls_added != 0:

@@ -65,11 +65,15 @@ class Pair:
             features = {"bags": batch(self.steps, 4, **ROWS), "sequences": batch(self.steps, 4, d=9)}
             self.model(features).square().sum().backward()
             self.dense.step()
-            self.steps += 1
-            self.values[self.steps] = [_clones(each.columns) for each in self.shards]
-            self.mirror.step(self.steps, 5, {"own": {"batch": self.steps}})
-            if wait:
-                self.arrive()
+            self.rest(wait)
+
+    def rest(self, wait=True):
+        """Take a moment, perhaps without having trained."""
+        self.steps += 1
+        self.values[self.steps] = [_clones(each.columns) for each in self.shards]
+        self.mirror.step(self.steps, 5, {"own": {"batch": self.steps}})
+        if wait:
+            self.arrive()
 
     def arrive(self):
         """Wait until nothing is on its way."""
@@ -88,9 +92,25 @@ class Pair:
             assert live.keys() == held.columns.keys()
             for name, column in held.columns.items():
                 assert torch.equal(column, live[name]), (step, held.extent.table_fqn, name)
-        assert segment.replica.read() == (step, {"own": {"batch": step}})
+        replica_step, state = segment.replica.read()
+        assert (replica_step, state["own"]) == (step, {"batch": step})
         assert (segment.status.epoch, segment.layout.is_mirror, segment.layout.rank) == (5, True, 3)
         return step
+
+    def check_rounded(self):
+        """Check that no more rows of the copy differ than are said to be rounded, and these in weights."""
+        segment = self.copy.segment
+        step, state = segment.replica.read()
+        num_different = 0
+        for live, held in zip(self.values[step], segment.held_shards(), strict=True):
+            for name in live.keys() - {"weights"}:
+                assert torch.equal(held.columns[name], live[name])
+            weights = held.columns["weights"]
+            num_different += int((weights != live["weights"]).any(1).sum())
+            assert torch.allclose(weights, live["weights"], rtol=0.01, atol=0.01)
+        rounded = state["mirror"]["rounded"]
+        assert num_different <= rounded == self.mirror.figures.rounded
+        return rounded
 
 
 def wait_for(condition):
@@ -164,7 +184,7 @@ def test_a_keeper_that_dies_while_it_writes_leaves_the_whole_moment(pair, monkey
     monkeypatch.undo()
     finish_writing(segment)
     live = made.values[before + 1][0]
-    rows = made.mirror._job.rows[0]
+    (rows,) = (part.rows for part in made.mirror._job.parts if part.shard == 0)
     for name, column in segment.held_shards()[0].columns.items():
         assert torch.equal(column[rows], live[name][rows])
     assert segment.status.step_finished == before + 1
@@ -256,3 +276,23 @@ def test_a_keeper_that_does_not_answer_delays_nothing(pair, monkeypatch):
         assert time.monotonic() - began < PATIENCE_S / 2
     assert made.check() == step
     assert made.mirror.figures.age >= 19
+
+
+@pytest.mark.parametrize("wire_dtype", ["bf16", "int8"])
+def test_a_mirror_of_rounded_rows_becomes_exact(pair, monkeypatch, wire_dtype):
+    monkeypatch.setattr("cpr.mirror.mirror.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("cpr.mirror.mirror.REST_BYTES", 600)  # a few rows
+    made = pair(wire_dtype=wire_dtype)
+    made.train(12)
+    num_rounded = made.check_rounded()
+    assert num_rounded > 0
+    made.mirror._link.close()
+    made.train(3)
+    assert made.check_rounded() > 0
+    seen = [made.mirror.figures.rounded]
+    while made.mirror.figures.rounded:
+        made.rest()
+        seen.append(made.check_rounded())
+        assert seen[-1] < seen[-2]
+    assert made.check() == made.steps
+    assert len(seen) > 2, "the rests of all rows did not fit into one moment"

@@ -47,7 +47,8 @@ def test_rows_arrive_as_they_are(dtypes, cols, data):
         (1, 9, "instead of"),
         (1, -3, "instead of"),
         (3, 8, "instead of"),
-        (4, 7, "outside"),
+        (4, 9, "valid Form"),
+        (5, 7, "outside"),
     ],
 )
 def test_bytes_that_are_no_pieces_are_refused(place, value, says):
