@@ -14,6 +14,8 @@ from experiments.harness.workload import TimedBatches, Workload, inputs_of
 class TrainingJob:
     """Size of the model and of the measurements."""
 
+    recipe: str = "terabyte"
+    """Of `dlrm/recipes`; decides the network."""
     rows: int = 390_000
     """Rows of each of the 26 tables, 64 columns, row-wise Adagrad: 2.6 GB in all."""
     global_batch_size: int = 2048
@@ -29,8 +31,10 @@ class TrainingJob:
 
 
 def start_training(job: TrainingJob, ranks: Ranks, initialize: bool = True) -> Training:
-    """Set up the `terabyte` recipe with the tables of `job`, sharded table-wise."""
-    workload = Workload(rows=job.rows, global_batch_size=job.global_batch_size, seed=job.seed)
+    """Set up the recipe of `job` with its tables, sharded table-wise."""
+    workload = Workload(
+        recipe=job.recipe, rows=job.rows, global_batch_size=job.global_batch_size, seed=job.seed
+    )
     batches = TimedBatches(workload, steps=workload.num_batches, rank=ranks.rank, world_size=ranks.world_size)
     overrides = [
         "train.device=cpu",

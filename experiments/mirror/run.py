@@ -1,26 +1,33 @@
 """What mirrors cost a training step, and how old they are: `python -m experiments.mirror [--quick]`.
 
-Two workers, each in a node of its own with a link of 1, 5 or 25 Gb/s, train 26 tables of 100,000 rows and 64
-columns, batch 2048, in fp32. Without mirrors, with a moment in every step, and with one in every eight steps
-they take turns, in a new random order every round. The two workers share two cores, on which a mirror is also
-copied, sent, received and written: none of that is hidden, as it would be beside a GPU. An interrupted
-command continues with the next speed. Figures, `GBIT` being the speed of the links:
+Two or four workers, each in a node of its own with a link of 1, 5 or 25 Gb/s, train in fp32 with row-wise
+Adagrad: the recipe `terabyte` with 26 tables of 100,000 rows and 64 columns, batch 2048, or `tiny` with 26
+tables of 3,000 rows and 16 columns, batch 1024. Without a mirror, with a moment in every step and with one in
+every eight steps they take turns, in a new random order every round. Mirrors are whole before the first turn,
+and each turn begins with steps that are not timed. All workers share two cores, on which a mirror is also
+copied, sent, received and written: none of that is hidden, as it would be next to a GPU. Every layout and
+speed is a row of the result; an interrupted command continues with the next. Figures, `GBIT` being the speed
+of the links, of `terabyte` on two nodes; the others have `_tiny` or `_nodes_4` before it:
 
 - `mirror_step_share_GBIT`, `mirror_step_share_every_8_GBIT`: additional time of a step, as a share of one
   without mirrors: the median over rounds of the ratio within a round, minus 1; with `..._low` and `..._high`,
   its 95 % interval (bootstrap over rounds).
-- `mirror_bytes_per_step`: what a worker sends in a step when it sends one moment for each.
-- `mirror_age_steps_GBIT`: most steps that a mirror was behind, in the median of the rounds, with a moment in
-  every step unless the one before is on its way.
+- `mirror_cpu_share_GBIT`: the same of the processor time of all workers, which would be left to hide next to
+  a GPU.
+- `mirror_bytes_per_step_GBIT`: what a worker sends in a step, in the median of the rounds.
+- `mirror_age_steps_GBIT`: most steps that a mirror was behind in a turn, in the median of the rounds, with a
+  moment in every step unless the one before is on its way: 1 is the least.
 - `step_s_GBIT`: median time of a step without mirrors.
 """
 
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from random import Random
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from matplotlib.figure import Figure
 
@@ -31,23 +38,42 @@ from experiments.harness.record import Record, Row
 from experiments.harness.statistics import Ratio
 from experiments.harness.workers import Workers, measure_missing
 
-NODES: Final = 2
-SPEEDS: Final = (1, 5, 25)
-"""Of links, in Gb/s."""
 NONE: Final = "none"
-EVERY: Final = {"all": 1, "every_8": 8}
-"""Steps between moments, by contender."""
-ENDINGS: Final = {"all": "", "every_8": "_every_8"}
-"""In the names of figures."""
+MIRRORS: Final[dict[str, dict[str, Any]]] = {"all": {"every_steps": 1}, "every_8": {"every_steps": 8}}
+"""Settings of mirrors, by contender."""
 LABELS: Final = {"all": "a moment in every step", "every_8": "a moment in every 8 steps"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounds:
-    """Number of rounds, and of timed steps of each contender in a round."""
+class Effort:
+    """What is measured, and for how long."""
 
-    rounds: int = 7
-    steps: int = 40
+    jobs: Mapping[str, TrainingJob]
+    steps: Mapping[str, int]
+    """Timed steps of each contender in a round, by job."""
+    rounds: int
+    nodes: Sequence[int]
+    speeds: Sequence[int]
+    """Of links, in Gb/s."""
+
+
+FULL: Final = Effort(
+    jobs={
+        "terabyte": TrainingJob(rows=100_000),
+        "tiny": TrainingJob(recipe="tiny", rows=3000, global_batch_size=1024),
+    },
+    steps={"terabyte": 24, "tiny": 80},
+    rounds=11,
+    nodes=(2, 4),
+    speeds=(1, 5, 25),
+)
+QUICK: Final = Effort(
+    jobs={"terabyte": TrainingJob(rows=500, global_batch_size=64)},
+    steps={"terabyte": 8},
+    rounds=2,
+    nodes=(2,),
+    speeds=(25,),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,64 +82,106 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quick = parser.parse_args(arguments).quick
     require_links(parser)
     leave_tidily()
-    job, pace = TrainingJob(rows=100_000), Rounds()
-    speeds: Sequence[int] = SPEEDS
-    if quick:
-        job, pace = TrainingJob(rows=500, global_batch_size=64), Rounds(rounds=2, steps=8)
-        speeds = SPEEDS[-1:]
-    config = {"rows": job.rows, "batch_size": job.global_batch_size, "speeds": speeds}
-    record = Record("mirror", config | asdict(pace), seeds=[job.seed], quick=quick)
-    measurements = {f"{gbit} Gb/s": partial(_measure, gbit) for gbit in speeds}
-    request = {"job": asdict(job), "pace": asdict(pace)}
-    network = Network(NODES)
-    for row in measure_missing(record, measurements, network, "experiments.mirror.worker", request):
-        print(f"{row['key']}: stored", flush=True)
+    effort = QUICK if quick else FULL
+    seeds = sorted({job.seed for job in effort.jobs.values()})
+    record = Record("mirror", asdict(effort) | {"mirrors": MIRRORS}, seeds, quick=quick)
+    for job in effort.jobs:
+        for nodes in effort.nodes:
+            _measure_layout(record, effort, job, nodes)
     return record.publish(figures_of(record.rows), draw)
 
 
-def _measure(gbit: int, workers: Workers, network: Network) -> Row:
-    network.limit(float(gbit))
-    return {"gbit": gbit, **workers.ask()}
+def _measure_layout(record: Record, effort: Effort, job: str, nodes: int) -> None:
+    """Measure all speeds of one job on so many nodes, in one launch."""
+    cells = [Cell(job=job, nodes=nodes, gbit=gbit) for gbit in effort.speeds]
+    measurements = {str(cell): partial(_measure, cell, effort) for cell in cells}
+    # made here, so that it goes even if the workers are killed
+    with tempfile.TemporaryDirectory(prefix="experiment-", dir="/dev/shm") as memory:
+        request = {"job": asdict(effort.jobs[job]), "memory": memory}
+        module, network = "experiments.mirror.worker", Network(nodes)
+        for row in measure_missing(record, measurements, network, module, request):
+            print(f"{row['key']}: stored", flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What a row of the result measures."""
+
+    job: str
+    nodes: int
+    gbit: int
+
+    def __str__(self) -> str:
+        return f"{self.job}, {self.nodes} nodes, {self.gbit} Gb/s"
+
+    def figure(self, name: str) -> str:
+        """Name of a figure of this cell."""
+        job = "" if self.job == "terabyte" else f"_{self.job}"
+        nodes = "" if self.nodes == 2 else f"_nodes_{self.nodes}"
+        return f"{name}{job}{nodes}_{self.gbit}"
+
+
+def _measure(cell: Cell, effort: Effort, workers: Workers, network: Network) -> Row:
+    network.limit(float(cell.gbit))
+    orders, rounds = Random(0), []
+    for number in range(effort.rounds):
+        order = [NONE, *MIRRORS]
+        orders.shuffle(order)
+        rounds.append(workers.ask(order=order, steps=effort.steps[cell.job]))
+        took_ms = [f"{name} {1000 * rounds[-1][name]['step_s']:.1f}" for name in (NONE, *MIRRORS)]
+        print(f"{cell}: round {number + 1} of {effort.rounds}, ms a step: {', '.join(took_ms)}", flush=True)
+    return {**asdict(cell), "rounds": rounds}
 
 
 def figures_of(rows: Sequence[Row]) -> dict[str, float]:
-    """All figures, from the rows of the result, one for each speed."""
+    """All figures, from the rows of the result."""
     figures: dict[str, float] = {}
     for row in rows:
-        gbit, rounds = row["gbit"], row["rounds"]
-        figures[f"step_s_{gbit}"] = median(each[NONE] for each in rounds)
-        for name, share in _shares(row):
+        cell, rounds = Cell(job=row["job"], nodes=row["nodes"], gbit=row["gbit"]), row["rounds"]
+        figures[cell.figure("step_s")] = median(each[NONE]["step_s"] for each in rounds)
+        for name in MIRRORS:
+            ending = "" if name == "all" else f"_{name}"
+            share, cpu = _share(row, name, "step_s"), _share(row, name, "cpu_s")
             figures |= {
-                f"mirror_step_share{ENDINGS[name]}_{gbit}{edge}": value
+                cell.figure(f"mirror_step_share{ending}") + edge: value
                 for edge, value in (("", share.value - 1), ("_low", share.low - 1), ("_high", share.high - 1))
             }
-        figures[f"mirror_age_steps_{gbit}"] = median(each["oldest"] for each in row["mirrors"])
-    moments = [each for row in rows for each in row["mirrors"]]
-    figures["mirror_bytes_per_step"] = median(each["num_bytes"] / each["moments"] for each in moments)
+            figures[cell.figure(f"mirror_cpu_share{ending}")] = cpu.value - 1
+            for figure in ("bytes_per_step", "age_steps"):
+                of_rounds = [each[name][figure] for each in rounds]
+                figures[cell.figure(f"mirror_{figure}{ending}")] = median(of_rounds)
     return figures
 
 
-def _shares(row: Row) -> Iterator[tuple[str, Ratio]]:
-    for name in EVERY:
-        yield name, Ratio.of([each[name] / each[NONE] for each in row["rounds"]])
+def _share(row: Row, name: str, what: str) -> Ratio:
+    return Ratio.of([each[name][what] / each[NONE][what] for each in row["rounds"]])
 
 
 def draw(result: Row, folder: Path) -> None:
-    """Draw the additional time of a step against the speed of the links."""
-    figure = Figure(figsize=(6.5, 3.6), layout="constrained")
-    axes = figure.subplots()
-    speeds = [row["gbit"] for row in result["rows"]]
-    for name, label in LABELS.items():
-        found = [dict(_shares(row))[name] for row in result["rows"]]
-        values = [100 * (each.value - 1) for each in found]
-        below = [100 * (each.value - each.low) for each in found]
-        above = [100 * (each.high - each.value) for each in found]
-        axes.errorbar(speeds, values, yerr=[below, above], fmt="o-", capsize=4, label=label)
-    axes.set_xscale("log")
-    axes.set_xticks(speeds, [f"{speed}" for speed in speeds])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("speed of the links in Gb/s")
-    axes.set_ylabel("% of a step")
-    axes.set_title("What a mirror of all rows adds to a step, two nodes on two cores", fontsize=10)
-    axes.legend(fontsize=9)
+    """Draw the additional time of a step against the speed of the links, for each layout."""
+    layouts = list(dict.fromkeys((row["job"], row["nodes"]) for row in result["rows"]))
+    figure = Figure(figsize=(2.4 + 2.6 * len(layouts), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(layouts), sharey=True, squeeze=False)[0]
+    for axes, (job, nodes) in zip(panels, layouts, strict=True):
+        rows = [row for row in result["rows"] if (row["job"], row["nodes"]) == (job, nodes)]
+        speeds = [row["gbit"] for row in rows]
+        for name, label in LABELS.items():
+            shares = [_share(row, name, "step_s") for row in rows]
+            reach = list(_percent(shares))
+            below, above = [low for low, _ in reach], [high for _, high in reach]
+            values = [100 * (each.value - 1) for each in shares]
+            axes.errorbar(speeds, values, yerr=[below, above], fmt="o-", capsize=4, label=label)
+        axes.axhline(0, color="tab:gray", linewidth=0.8)
+        axes.set_xscale("log")
+        axes.set_xticks(speeds, [f"{speed}" for speed in speeds])
+        axes.set_xlabel("speed of the links in Gb/s")
+        axes.set_title(f"{job}, {nodes} nodes", fontsize=10)
+    panels[0].set_ylabel("% of a step that a mirror adds")
+    panels[-1].legend(fontsize=8)
     figure.savefig(folder / "mirror.png", dpi=150)
+
+
+def _percent(shares: Sequence[Ratio]) -> Iterator[tuple[float, float]]:
+    """How far the interval of each share reaches below and above it, in percent of a step."""
+    for each in shares:
+        yield 100 * (each.value - each.low), 100 * (each.high - each.value)

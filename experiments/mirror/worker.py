@@ -1,56 +1,62 @@
-"""Worker of `experiments.mirror`: trains all the time, with a mirror or without one in turn."""
+"""Worker of `experiments.mirror`: trains with a mirror or without one, in the order that it is asked for."""
 
-import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from random import Random
 from statistics import mean
+from time import perf_counter, process_time
 from typing import Any
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
 from cpr.checkpoint.collectives import LONGEST_STEP, RankGroup
-from cpr.mirror.config import MirrorConfig
+from cpr.mirror.config import MirrorConfig, MirrorFigures
 from cpr.mirror.mirror import Mirror, start_mirror
 from cpr.rendezvous import WorkerGroup, WorkerInfo
 from cpr.resident.home import Home
 from cpr.shards import find_shards
+from cpr.shards.groups import table_groups
 from dlrm.launch.device import Ranks
 from experiments.checkpointing.job import TrainingJob, start_training
 from experiments.harness.record import Row
+from experiments.harness.training import Training
 from experiments.harness.worker_process import answer_requests, job_from, worker_process_group
-from experiments.mirror.run import EVERY, NONE, Rounds
+from experiments.mirror.run import MIRRORS, NONE
 
 WARM_UP_STEPS = 10
+"""Before the first turn, and in a turn before its timed steps: more than the steps between two moments."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is asked for."""
     request = job_from(arguments)
-    pace = Rounds(**request["pace"])
-    with worker_process_group() as ranks, tempfile.TemporaryDirectory(dir="/dev/shm") as root:
-        bench = MirrorBench(TrainingJob(**request["job"]), ranks, Path(root))
-        bench.training.timed_steps(WARM_UP_STEPS)
-        answer_requests(ranks, lambda _: bench.rounds(pace))
+    with worker_process_group() as ranks:
+        training = start_training(TrainingJob(**request["job"]), ranks)
+        training.timed_steps(WARM_UP_STEPS)
+        bench = MirrorBench(training, ranks, Path(request["memory"]))
+        answer_requests(ranks, lambda asked: bench.round(asked["order"], asked["steps"]))
+        bench.close()
     return 0
 
 
 class MirrorBench:
-    """One model in training, with a mirror in turn; all methods are called by all ranks.
+    """One model in training, and its mirrors, of which at most one is at work; all ranks call all methods.
+
+    The first touch of a mirror's memory takes seconds, and so does filling it. So all mirrors are made once,
+    and a turn puts the hooks of its own into the model.
 
     Args:
-        job: what is trained.
-        ranks: this worker and the other one, each of which stands for a node.
-        root: folder of the mirrors in shared memory.
+        training: of the model.
+        ranks: this worker and the others, each of which stands for a node.
+        memory: folder of the mirrors in shared memory.
     """
 
-    def __init__(self, job: TrainingJob, ranks: Ranks, root: Path) -> None:
-        self.training = start_training(job, ranks)
-        self._shards = find_shards(self.training.model, [])
-        self._home, self._group = Home("mirrors", root), RankGroup(LONGEST_STEP)
+    def __init__(self, training: Training, ranks: Ranks, memory: Path) -> None:
+        self._training, self._group = training, RankGroup(LONGEST_STEP)
+        self._modules = [group.emb_module for group in table_groups(training.model)]
+        self._hooks = {NONE: self._hooks_now()}
+        shards = find_shards(training.model, [])
         info = WorkerInfo(restarted=False, host="", pid=0)  # of local rank 0 of its node
-        self._worker_group = WorkerGroup(
+        workers = WorkerGroup(
             store=HashStore(),
             rank=ranks.rank,
             world_size=ranks.world_size,
@@ -59,41 +65,70 @@ class MirrorBench:
             continues=False,
             infos=(info,) * ranks.world_size,
         )
+        self._mirrors: dict[str, Mirror] = {}
+        for name, settings in MIRRORS.items():
+            config, home = MirrorConfig(to="neighbour", **settings), Home(name, memory)
+            mirror = start_mirror(config, workers, self._group, home, shards, training.model, [])
+            assert mirror is not None
+            self._mirrors[name] = mirror
+            self._hooks[name] = self._hooks_now()
+            while not all(self._group.gather(mirror.step_sent is not None)):
+                self._step(mirror)
+            self._use(NONE)
 
-    def rounds(self, pace: Rounds) -> Row:
-        """Mean seconds of a step by contender, for each round, and what mirrors of every step have cost."""
-        orders, mirrors = Random(0), list[dict[str, Any]]()
-        rounds = []
-        for _ in range(pace.rounds):
-            order = [NONE, *EVERY]
-            orders.shuffle(order)
-            rounds.append({name: self._step_s(name, pace, mirrors) for name in order})
-        return {"rounds": rounds, "mirrors": mirrors}
+    def round(self, order: Sequence[str], steps: int) -> Row:
+        """What a step of each contender took (see `_turn`), by contender."""
+        return {name: self._turn(name, steps) for name in order}
 
-    def _step_s(self, name: str, pace: Rounds, mirrors: list[dict[str, Any]]) -> float:
-        if name == NONE:
-            self.training.timed_steps(2)
-            return mean(self.training.timed_steps(pace.steps))
-        config = MirrorConfig(to="neighbour", every_steps=EVERY[name])
-        mirror = start_mirror(
-            config, self._worker_group, self._group, self._home, self._shards, self.training.model, []
-        )
-        assert mirror is not None
-        while not all(self._group.gather(mirror.step_sent is not None)):  # it is filled
-            self._steps(mirror, 1)
-        seconds = mean(self._steps(mirror, pace.steps))
-        if EVERY[name] == 1:
-            mirrors.append(asdict(mirror.figures))
+    def close(self) -> None:
+        """End all mirrors."""
         self._group.gather(None)
-        mirror.close(remove=True)
-        return seconds
+        for mirror in self._mirrors.values():
+            mirror.close(remove=True)
 
-    def _steps(self, mirror: Mirror, num: int) -> list[float]:
-        took_s = []
-        for _ in range(num):
-            took_s += self.training.timed_steps(1)
-            mirror.step(self.training.steps_done, 1, {"own": {}, "counters": {}, "samples": 0})
-        return took_s
+    def _turn(self, name: str, steps: int) -> Row:
+        """Seconds, processor time of all ranks, bytes that a rank sent in a step, and the mirrors' age."""
+        mirror = self._mirrors.get(name)
+        self._use(name)
+        for _ in range(WARM_UP_STEPS):
+            self._step(mirror)
+        ages, before = [], self._figures(mirror)
+        began_s, began_cpu_s = perf_counter(), process_time()
+        for _ in range(steps):
+            self._step(mirror)
+            ages.append(self._figures(mirror).age)
+        mine = {
+            "step_s": (perf_counter() - began_s) / steps,
+            "cpu_s": (process_time() - began_cpu_s) / steps,
+            "bytes_per_step": (self._figures(mirror).num_bytes - before.num_bytes) / steps,
+            "age_steps": max(ages),
+        }
+        self._training.timed_steps(2)  # the last moment arrives
+        all_ranks = self._group.gather(mine)
+        return {
+            "step_s": mean(each["step_s"] for each in all_ranks),
+            "cpu_s": sum(each["cpu_s"] for each in all_ranks),
+            "bytes_per_step": mean(each["bytes_per_step"] for each in all_ranks),
+            "age_steps": max(each["age_steps"] for each in all_ranks),
+        }
+
+    def _step(self, mirror: Mirror | None) -> None:
+        self._training.step()
+        if mirror is not None:
+            mirror.step(self._training.steps_done, 1, {"own": {}, "counters": {}, "samples": 0})
+
+    @staticmethod
+    def _figures(mirror: Mirror | None) -> MirrorFigures:
+        return MirrorFigures() if mirror is None else mirror.figures
+
+    def _use(self, name: str) -> None:
+        """Put the hooks of a contender into the model, in the place of those that are there."""
+        for module, hooks in zip(self._modules, self._hooks[name], strict=True):
+            module._forward_hooks.clear()
+            module._forward_hooks.update(hooks)
+
+    def _hooks_now(self) -> list[Mapping[int, Any]]:
+        return [dict(module._forward_hooks) for module in self._modules]
 
 
 if __name__ == "__main__":
