@@ -36,12 +36,15 @@ def guess(path: Location) -> str:
         raise ValueError(f"{path} is not a file; name one file of the table")
     frame = _first_rows(path)
     left = {name: values.known(frame[name], ("", "NA", "NULL")) for name in frame.columns}
-    label = next((name for name in left if name.lower() in (*_LABELS, *_RATINGS)), None) or next(
-        (name for name in left if _is_flag(left[name])), next(iter(left))
-    )
-    sections = [_HEAD.format(path=path.name), _label(label, left.pop(label))]
-    time = next((name for name in left if name.lower() in _TIMES or left[name].dtype.is_temporal()), None)
-    if time is not None:
+    words = {name: re.sub(r"[\s-]+", "_", name.lower()) for name in left}
+    time = next((name for name in left if words[name] in _TIMES or left[name].dtype.is_temporal()), None)
+    others = [name for name in left if name != time] or list(left)
+    named = [name for name in others if words[name] in (*_LABELS, *_RATINGS)]
+    found = [*named, *(name for name in others if _is_flag(left[name]))]
+    label = [*found, *others][0]
+    doubt = "" if found else "# No column looks like the label: name it here.\n"
+    sections = [_HEAD.format(path=path.name), doubt + _label(label, left.pop(label))]
+    if time in left:
         sections.append(_time(time, left.pop(time)))
     sections += [_feature(name, column) for name, column in left.items()]
     return "\n".join(sections)
@@ -85,7 +88,9 @@ def _feature(name: str, column: pl.Series) -> str:
         return f"[[sparse]]\n{_column(name)}list = true\n"
     distinct, present = column.n_unique(), max(column.count(), 1)
     found, bad = _as(values.numbers, column)
-    if found is not None and bad is not None and not bad.any() and not name.lower().endswith("id"):
+    is_code = column.dtype == pl.String and column.str.contains(r"^0\d").any()  # 00034 is no number
+    is_code = is_code or name.lower().endswith("id")
+    if found is not None and bad is not None and not bad.any() and not is_code:
         whole = (found.drop_nulls() % 1 == 0).all()
         if distinct > _FEW_VALUES or not whole:
             counts = "log1p = true\n" if whole and not (found < 0).any() else "standardize = true\n"

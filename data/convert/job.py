@@ -70,8 +70,8 @@ def _convert(config: ConvertConfig, workers_for: WorkersFor) -> DatasetManifest:
     with locked(config.out):
         state = config.out / STATE_FOLDER
         if not is_finished(config.out, MAKER, identity):
+            refuse_hopeless(inputs, config.schema)  # before the folder belongs to this schema
             with begun(config.out, STATE_FOLDER, identity):
-                refuse_hopeless(inputs, config.schema)
                 _Job(config, inputs, state, workers_for).run(identity)
         state.delete_folder()
     return read_manifest(config.out.root)

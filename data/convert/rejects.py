@@ -36,7 +36,7 @@ def refuse_hopeless(inputs: Sequence[InputFile], schema: Schema) -> None:
             reason, count = reasons.most_common(1)[0]
             raise ValueError(
                 f"{file.path} does not fit the schema: of its first {num_good + reasons.total():,} rows "
-                f"{reasons.total():,} are bad, {count:,} because {reason}"
+                f"{reasons.total():,} are bad, {count:,} because {reason}; correct the schema or the file"
             )
 
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -266,6 +267,14 @@ def test_mistakes_in_the_input_are_named_and_leave_no_data_set(job, tmp_path, na
     with pytest.raises(ValueError, match=message):
         job(SMALL, [tmp_path / name], tmp_path / "out")
     assert not (tmp_path / "out" / "dataset.json").exists()
+
+
+def test_a_schema_that_does_not_fit_is_corrected_for_the_same_folder(job, tmp_path):
+    path = write_csv(tmp_path / "t.csv", [{**row, "y": row["y"] + 5} for row in GOOD])
+    with pytest.raises(ValueError, match="because y is not 0 or 1; correct the schema or the file"):
+        job(SMALL, [path], tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+    job(replace(SMALL, label=Label(column="y", at_least=6)), [path], tmp_path / "out")
 
 
 def test_types_that_cannot_be_meant_are_named(job, tmp_path):

@@ -66,6 +66,19 @@ def test_a_guess_of_flags_dates_and_flat_numbers(tmp_path):
         guess(Location.of(tmp_path / "none.csv"))
 
 
+def test_a_guess_without_a_label_says_so_and_takes_neither_time_nor_codes_for_numbers(tmp_path):
+    rows = [
+        {"Event Time": 1_700_000_000 + index, "bought?": ("yes", "no")[index % 2], "zip": f"{index:05}"}
+        for index in range(40)
+    ]
+    (tmp_path / "schema.toml").write_text(guess(Location.of(write_csv(tmp_path / "t.csv", rows))))
+    assert "# No column looks like the label" in (tmp_path / "schema.toml").read_text()
+    schema = Schema.from_toml(tmp_path / "schema.toml")
+    assert schema.time is not None
+    assert (schema.time.column, schema.label.column) == ("Event Time", "bought?")
+    assert ([one.column for one in schema.sparse], schema.dense) == (["zip"], ())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
