@@ -17,6 +17,9 @@ class HostKeeper:
         self._home = home
         self._copy: MirrorCopy | None = None
 
+    def __str__(self) -> str:
+        return "shared memory"
+
     def link(self) -> "HostKeeper":
         """The link is the keeper itself."""
         return self

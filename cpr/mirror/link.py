@@ -27,7 +27,10 @@ WORDS: Final = 7
 """Integers before the bytes of a message."""
 CONNECT_TIMEOUT_S: Final = 2.0
 PATIENCE_S: Final = 20.0
-"""How long a message, or its answer, may take before the connection counts as lost."""
+"""How long `CHUNK_BYTES` of a message, or its answer, may take before the connection counts as lost."""
+ADMISSION_S: Final = 300.0
+"""How long a keeper may take to make memory: the first touch of much of it takes long."""
+CHUNK_BYTES: Final = 1 << 20
 MOST_TEXT_BYTES: Final = 64 << 20
 _DONE: Final = struct.pack("<q", 0)
 
@@ -97,6 +100,9 @@ class KeeperAddress:
     port: int
     key: str = field(repr=False)
 
+    def __str__(self) -> str:
+        return self.address
+
     def link(self) -> "Link":
         """Connect; raises as `Link`."""
         return Link(self)
@@ -124,7 +130,7 @@ class Link:
         """
         prove(self._socket, self._key, is_keeper=False)
         send_text(self._socket, owner.to_json())
-        self._socket.settimeout(None)  # the first touch of much memory takes long
+        self._socket.settimeout(ADMISSION_S)
         problem = json.loads(receive_text(self._socket))["problem"]
         self._socket.settimeout(PATIENCE_S)
         if problem is not None:
@@ -146,7 +152,9 @@ class Link:
 
     def _send(self, words: list[int], data: Tensor) -> None:
         self._socket.sendall(np.array(words, np.int64).tobytes())
-        self._socket.sendall(data.numpy().data)
+        view = data.numpy().data
+        for begin in range(0, len(view), CHUNK_BYTES):  # a slow network is no lost one
+            self._socket.sendall(view[begin : begin + CHUNK_BYTES])
         if receive(self._socket, len(_DONE)) != _DONE:
             raise LinkLostError("the keeper has refused a message")
 

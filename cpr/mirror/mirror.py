@@ -7,6 +7,7 @@ rows come with the next one, so that a slow link makes the mirror older, and no 
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -43,6 +44,11 @@ REST_PER_CHANGED: Final = 4
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
 """Pauses between attempts to reach the keeper again."""
+SWITCH_AFTER_S: Final = 60.0
+"""How long nothing may arrive at a keeper before the mirror goes to the next one, if there is another."""
+
+Place = KeeperAddress | HostKeeper
+"""Where a keeper is."""
 
 logger = logging.getLogger(__name__)
 
@@ -77,32 +83,37 @@ class Mirror:
     Args:
         config: settings.
         keeper: keeps the mirrors of other workers here, or this worker's own.
-        place: of the keeper of this worker's mirror.
+        places: of the possible keepers of this worker's mirror, the first choice first.
         owner: this worker.
         shards: its shards, in the order of the owner's forms.
         model: with the tables.
         optimizers: ordinary ones that update tables.
 
     Raises:
-        NotEnoughMemoryError: the keeper of this worker's mirror has no room.
-        OSError: it cannot be reached.
+        NotEnoughMemoryError: no keeper of this worker's mirror has room.
+        OSError: none can be reached.
     """
 
     def __init__(
         self,
         config: MirrorConfig,
         keeper: Keeper | HostKeeper,
-        place: KeeperAddress | HostKeeper,
+        places: Sequence[Place],
         owner: Owner,
         shards: Sequence[TableShard],
         model: nn.Module,
         optimizers: Sequence[Optimizer],
     ) -> None:
-        self._config, self._keeper, self._place, self._owner = config, keeper, place, owner
+        self._config, self._keeper, self._owner = config, keeper, owner
         self._shards = shards
         self._closing = threading.Event()
         self._link: Link | HostKeeper | None = None
-        self._connect()
+        self._place, *self._others = self._connect_to_any(places)
+        self._is_whole = False
+        """Whether the keeper has a whole moment."""
+        self._lost_s: float | None = None
+        """Since when nothing has arrived, because the keeper was lost."""
+        self._pause_s = FIRST_PAUSE_S
         self._changed = ChangedRows(model, shards)
         self._updates = before_updates(model, optimizers, self._settle)
         self._rows = [ShardRows(shard.columns) for shard in shards]
@@ -194,9 +205,22 @@ class Mirror:
         if job is not None:
             job.copied.wait()
 
-    def _connect(self) -> None:
-        """Reach the keeper, and be interrupted by `close` while it does not answer."""
-        self._link = self._place.link()
+    def _connect_to_any(self, places: Sequence[Place]) -> Sequence[Place]:
+        """Reach the first keeper that can be reached and has room; returns it and those after it."""
+        for number, place in enumerate(places[:-1]):
+            try:
+                self._connect(place)
+            except (OSError, NotEnoughMemoryError) as error:
+                rank, another = self._owner.rank, places[number + 1]
+                logger.warning("the mirror of rank %d goes to %s, not %s: %s", rank, another, place, error)
+            else:
+                return places[number:]
+        self._connect(places[-1])
+        return places[-1:]
+
+    def _connect(self, place: Place) -> None:
+        """Reach a keeper, and be interrupted by `close` while it does not answer."""
+        self._link = place.link()
         try:
             if self._closing.is_set():
                 raise LinkLostError("closed")
@@ -258,12 +282,16 @@ class Mirror:
         self._link.send_moment(moment, data)
 
     def _done(self, job: _Job, num_bytes: int) -> None:
+        if self._lost_s is not None:
+            seconds = time.monotonic() - self._lost_s
+            logger.info("the mirror of rank %d is sent again, after %.0f s", self._owner.rank, seconds)
+            self._lost_s, self._pause_s = None, FIRST_PAUSE_S
         if not job.is_moment:
             self._to_fill.pop(0)
             return
-        if self._sent_step is None:
+        if not self._is_whole:
             logger.info("the mirror of rank %d is whole, at step %d", self._owner.rank, job.step)
-        self._sent_step = job.step
+        self._sent_step, self._is_whole = job.step, True
         figures = self.figures
         self.figures = replace(
             figures,
@@ -279,20 +307,36 @@ class Mirror:
             for part in job.parts:
                 assert isinstance(part.rows, Tensor)
                 self._kept = united(self._kept, {part.shard: part.rows})
-        since = "is not whole" if self._sent_step is None else f"stays at step {self._sent_step}"
-        logger.warning("the mirror of rank %d %s: %s", self._owner.rank, since, error)
+        if self._lost_s is None:
+            self._lost_s = time.monotonic()
+            since = "is not whole" if self._sent_step is None else f"stays at step {self._sent_step}"
+            logger.warning("the mirror of rank %d %s: %s", self._owner.rank, since, error)
         if self._link is not None:
             self._link.close()
             self._link = None
-        pause_s = FIRST_PAUSE_S
-        while not self._closing.wait(pause_s):
+        while self._link is None and not self._closing.wait(self._pause_s):
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._connect_again(self._lost_s)
+
+    def _connect_again(self, lost_s: float) -> None:
+        """Reach the keeper, or, if nothing has arrived there for long, another one that answers.
+
+        There, the mirror is filled anew; meanwhile the keeper before has the last moment that arrived. The
+        mirror never goes back to that one, which lacks what has changed since.
+        """
+        is_long = time.monotonic() - lost_s > SWITCH_AFTER_S
+        for place in [*(self._others if is_long else ()), self._place]:
             try:
-                self._connect()
-            except (OSError, NotEnoughMemoryError):
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            else:
-                logger.info("the keeper of rank %d's mirror answers again", self._owner.rank)
-                return
+                self._connect(place)
+            except Exception as error:
+                logger.debug("the mirror's keeper %s cannot be reached: %s", place, error)
+                continue
+            if place is not self._place:
+                logger.warning("the mirror of rank %d goes to %s, and is filled", self._owner.rank, place)
+                self._others.remove(place)
+                self._place, self._is_whole = place, False
+                self._to_fill, self._kept = _parts(self._rows), {}
+            return
 
 
 def start_mirror(
@@ -326,13 +370,13 @@ def start_mirror(
     if config.to == "none":
         return None
     keeper: Keeper | HostKeeper
-    place: KeeperAddress | HostKeeper
+    places: Sequence[Place]
     if config.to == "host":
         if not any(group.gather(bool(outside))):
             _log_no_effect(group, "all tables live in shared memory, which outlives their worker")
             return None
         own, keeper = outside, HostKeeper(home)
-        place = keeper
+        places = [keeper]
     else:
         chosen, env = keepers(worker_group.infos), LauncherEnv.from_environment()
         if chosen is None or env is None:
@@ -340,7 +384,8 @@ def start_mirror(
             return None
         own = [shard for shard in shards if not shard.replicated]
         keeper = Keeper(home, env.own_address(), worker_group.session_id)
-        place = group.gather(keeper.address)[chosen[worker_group.rank]]
+        addresses = group.gather(keeper.address)
+        places = [addresses[rank] for rank in chosen[worker_group.rank]]
     mirror: Mirror | None = None
     problem: Exception | None = None
     try:
@@ -351,7 +396,7 @@ def start_mirror(
             generation=worker_group.generation,
             shards=tuple(map(ShardForm.of, own)),
         )
-        mirror = Mirror(config, keeper, place, owner, own, model, optimizers)
+        mirror = Mirror(config, keeper, places, owner, own, model, optimizers)
     except (OSError, NotEnoughMemoryError) as error:
         problem = error
     found = [each for each in group.gather(problem) if each is not None]
@@ -369,10 +414,11 @@ def _log_no_effect(group: RankGroup, why: str) -> None:
         logger.warning("mirror.to has no effect: %s", why)
 
 
-def keepers(infos: Sequence[WorkerInfo]) -> list[int] | None:
-    """The rank that keeps the mirror of each rank: the same place on the next node, in a ring.
+def keepers(infos: Sequence[WorkerInfo]) -> list[list[int]] | None:
+    """The ranks that may keep the mirror of each rank: the same place on the next node, in a ring.
 
-    On a smaller node, several mirrors may go to one worker. None if all workers are on one node.
+    The second choice, if there are more than two nodes, is that on the node after the next. On a smaller
+    node, several mirrors may go to one worker. None if all workers are on one node.
 
     Args:
         infos: of all workers, by rank; the ranks of a node are consecutive, in the order of local ranks.
@@ -386,8 +432,8 @@ def keepers(infos: Sequence[WorkerInfo]) -> list[int] | None:
         return None
     found = []
     for number, node in enumerate(nodes):
-        following = nodes[(number + 1) % len(nodes)]
-        found += [following[place % len(following)] for place in range(len(node))]
+        following = [nodes[(number + ahead) % len(nodes)] for ahead in range(1, min(len(nodes), 3))]
+        found += [[each[place % len(each)] for each in following] for place in range(len(node))]
     return found
 
 

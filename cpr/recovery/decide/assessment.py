@@ -212,12 +212,14 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
         {
             each.segment.old_rank: each
             for each in sorted(current, key=lambda each: each.age)
-            if each.segment.old_world_size == old_world_size and each.segment.is_mirror == is_mirror
+            if each.segment.old_world_size == old_world_size
+            and each.segment.is_mirror == is_mirror
+            and (each.segment.shards or not is_mirror)
         }
         for is_mirror in (False, True)
     )
     lost = _lost_workers(old_world_size, best)
-    mirrors = {rank: each for rank, each in mirrors.items() if rank in lost and each.segment.shards}
+    mirrors = {rank: each for rank, each in mirrors.items() if rank in lost}
     current = [each for each in current if not each.segment.is_mirror or each in mirrors.values()]
     return Assessment(
         slot=slot,

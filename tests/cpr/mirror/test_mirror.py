@@ -44,7 +44,7 @@ class Pair:
         self.mirror = Mirror(
             MirrorConfig(to="neighbour", **config),
             self.keeper,
-            self.keeper.address,
+            [self.keeper.address],
             self.owner,
             self.shards,
             self.model,
@@ -246,7 +246,7 @@ def test_no_room_is_told_at_the_start(world_of_one, tmp_path, monkeypatch):
     assert not list(home.folder.glob("mirror*"))
 
 
-def test_the_next_node_keeps_a_mirror():
+def test_the_next_node_keeps_a_mirror_or_the_one_after():
     def infos(*sizes):
         return [
             WorkerInfo(restarted=False, host="h", pid=1, local_rank=place, local_world_size=size)
@@ -255,9 +255,10 @@ def test_the_next_node_keeps_a_mirror():
         ]
 
     assert keepers(infos(4)) is None
-    assert keepers(infos(1, 1)) == [1, 0]
-    assert keepers(infos(2, 2, 2)) == [2, 3, 4, 5, 0, 1]
-    assert keepers(infos(3, 1)) == [3, 3, 3, 0]
+    assert keepers(infos(1, 1)) == [[1], [0]]
+    assert keepers(infos(3, 1)) == [[3], [3], [3], [0]]
+    assert keepers(infos(2, 2, 2)) == [[2, 4], [3, 5], [4, 0], [5, 1], [0, 2], [1, 3]]
+    assert keepers(infos(1, 1, 1, 1)) == [[1, 2], [2, 3], [3, 0], [0, 1]]
 
 
 def test_a_keeper_that_does_not_answer_delays_nothing(pair, monkeypatch):

@@ -81,7 +81,7 @@ def main(folder, scenario):
     folder = Path(folder)
     torch.set_num_threads(1)
     moving.MESSAGE_BYTES = 256  # some rows
-    mirroring.keepers = lambda infos: [1, 0]  # each worker stands for a node
+    mirroring.keepers = lambda infos: [[1], [0]]  # each worker stands for a node
     by_priority = scenario == "lose_by_priority"
     recovery = cpr.PartialRecovery(
         str(folder / "checkpoint"),
