@@ -15,6 +15,7 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.state.changes import UNCHANGED, Changes
 from cpr.errors import SaveFailedError, SaveRefusedError
 from cpr.estimator.history import SaveCost
+from cpr.mirror.config import MirrorFigures
 from cpr.recovery.decide.lineage import refuse_unsaved
 from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Recovery
@@ -49,6 +50,11 @@ class Session:
     def recoveries(self) -> Sequence[Recovery]:
         """Recoveries after failures, oldest first."""
         return ()
+
+    @property
+    def mirror(self) -> MirrorFigures | None:
+        """What the mirror of this rank's rows has cost, and its age; None without mirrors."""
+        return None
 
     def take_save_costs(self) -> Sequence[SaveCost]:
         """Costs of the saves committed since the last call."""

@@ -21,6 +21,7 @@ from cpr.checkpoint.state.model_state import Heir, Stateful
 from cpr.estimator.history import RunHistory, SaveCost
 from cpr.estimator.planning.interval import IntervalRule
 from cpr.faults.injector import ENVIRONMENT as FAULTS_VARIABLE
+from cpr.mirror.config import MirrorFigures
 from cpr.priority.config import PriorityConfig
 from cpr.recovery.decide.assessment import RecoveryPolicy
 from cpr.recovery.run.report import Recovery
@@ -104,13 +105,18 @@ class RecoverySession(Session):
             recoveries=tuple(recovery.to_dict() for recovery in self.recoveries),
             pls=self._recovery.pls,
             saves=_saves(self._recovery.history),
-            mirror=self._recovery.mirror,
+            mirror=self.mirror,
         )
 
     @property
     def recoveries(self) -> list[Recovery]:
         """Recoveries after failures, oldest first."""
         return [recovery for recovery in self._recovery.recoveries if recovery.kind in AFTER_FAILURE]
+
+    @property
+    def mirror(self) -> MirrorFigures | None:
+        """What the mirror of this rank's rows has cost, and its age; None without mirrors."""
+        return self._recovery.mirror
 
     def take_save_costs(self) -> list[SaveCost]:
         """Costs of the saves committed since the last call."""

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import torch
 
 from cpr.estimator.history import SaveCost
+from cpr.mirror.config import MirrorFigures
 from cpr.recovery.run.report import Recovery
 from data.dataset import DatasetManifest
 from dlrm.comm.feedback import LostResiduals
@@ -76,6 +77,12 @@ class Recorder:
 
     def exchange(self, figures: ExchangeFigures | None) -> None:
         """Record the cost of the dense-gradient exchange since the last call; None with one rank.
+
+        Called before the `step` that logs it.
+        """
+
+    def mirror(self, figures: MirrorFigures | None) -> None:
+        """Record what the mirror of this rank's rows has cost, and its age; None without mirrors.
 
         Called before the `step` that logs it.
         """
@@ -184,6 +191,7 @@ class Telemetry(Recorder):
         self._values: MetricValues | None = None
         self._exchange: ExchangeFigures | None = None
         self._exchanges: list[ExchangeFigures] = []
+        self._mirror: MirrorFigures | None = None
         self._started = self._stepped = self._logged = monotonic()
         self._evaluation_s = 0.0
 
@@ -227,6 +235,10 @@ class Telemetry(Recorder):
         self._exchange = figures
         if figures is not None:
             self._exchanges.append(figures)
+
+    def mirror(self, figures: MirrorFigures | None) -> None:
+        """Record the age of the mirror of rank 0's rows; None without mirrors."""
+        self._mirror = figures
 
     def costs(self, saves: Sequence[SaveCost], recoveries: Sequence[Recovery]) -> None:
         """Write a line for each newly committed save and each recovery that has none yet."""
@@ -374,7 +386,11 @@ class Telemetry(Recorder):
             },
         )
         ranking = f", AUC {'--' if auc is None else f'{auc:.4f}'}" if self._has_logits else ""
-        self._progress.show(f"loss {loss:.4f}{ranking}", samples_per_s)
+        mirror = ""
+        if self._mirror is not None and self._mirror.moments:
+            self._write("mirror", self._steps, {"age_steps": self._mirror.age})
+            mirror = f", mirror {self._mirror.age} steps old"
+        self._progress.show(f"loss {loss:.4f}{ranking}{mirror}", samples_per_s)
         if self._has_logits and (warning := self._watch.observe(self._samples, auc)):
             logger.warning(warning)
 

@@ -234,6 +234,7 @@ class Trainer:
         self.steps_done += 1
         if self._is_logged(self.steps_done):
             self.telemetry.exchange(self.replicas.take_figures())
+            self.telemetry.mirror(self.session.mirror)
         self.samples_done += batch.labels.numel() * dist.get_world_size()
         self.telemetry.step(
             step=self.steps_done,

@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from cpr.estimator.history import SaveCost
+from cpr.mirror.config import MirrorFigures
 from cpr.recovery.run.report import Recovery
 from data.dataset import DatasetManifest, Feature, Part
 from dlrm.comm.feedback import LostResiduals
@@ -362,6 +363,20 @@ def test_exchange_costs_are_written_and_reported(tmp_path):
     assert "residual_energy" not in line
     assert (report.exchange.share, report.exchange.losses) == (0.2, (lost,))
     assert json.loads((tmp_path / "report.json").read_text())["exchange"]["losses"][0]["ranks"] == [0]
+
+
+def test_the_age_of_a_mirror_is_shown_and_written_once_it_is_whole(tmp_path):
+    stream = Terminal()
+    telemetry = open_run(tmp_path, stream=stream)
+    for figures in (None, MirrorFigures(age=7), MirrorFigures(moments=1, age=3)):
+        telemetry.mirror(figures)
+        train(telemetry, 5)
+    telemetry.close()
+    assert [line["age_steps"] for line in all_lines(tmp_path) if line["kind"] == "mirror"] == [3]
+    assert "mirror 3 steps old" in stream.getvalue()
+    assert "mirror 7" not in stream.getvalue()
+    (event,) = EventAccumulator(str(tmp_path)).Reload().Scalars("mirror/age_steps")
+    assert (event.step, event.value) == (5, 3)
 
 
 SAVES = (
