@@ -1,7 +1,10 @@
 """Makes a program of a model by torch.export: dense values, ids and offsets in, logits out."""
 
+import io
+import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import redirect_stderr
 from itertools import accumulate
 from typing import Any, Final
 
@@ -154,18 +157,19 @@ def trace(program: Program, num_dense: int, kind: str, with_one_id: Collection[s
     oblivious = symbolic_shapes.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     try:
         # sizes of 0 and 1 are not taken for other cases than larger ones: a batch may have one sample
-        with torch.no_grad(), warnings.catch_warnings(), oblivious:
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), warnings.catch_warnings(), oblivious, redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")  # and torch.export prints the graph of what it cannot trace
             program(*arguments)  # makes indexes that models make in their first call
             exported: ExportedProgram = torch.export.export(
                 program, arguments, dynamic_shapes=tuple(shapes), strict=False
             )
             exported = exported.run_decompositions(dict(_replacements()))
     except Exception as error:
-        what = describe(error, type(program.model).__module__).partition(" The error above")[0]
+        what, _, place = describe(error, type(program.model).__module__).rpartition(" (")
+        what = re.split(r" \(Size-like| Caused by:| The error above", what)[0][:MOST_CHARACTERS]
         raise ValueError(
-            f"model.kind: torch.export cannot trace {kind}: {what[:MOST_CHARACTERS]}. Its forward must not "
-            "depend on values of tensors (`if`, .item(), .tolist()) or on the number of samples or ids: use "
+            f"model.kind: torch.export cannot trace {kind}: {what} ({place}. Its forward must not depend on "
+            "values of tensors (`if`, .item(), .tolist()) or on the number of samples or ids: use "
             "torch.where and masks"
         ) from error
     _check_operators(exported, kind)

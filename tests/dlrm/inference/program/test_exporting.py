@@ -168,15 +168,19 @@ def test_what_a_bf16_run_differs_by_is_stated(train, small_log, tmp_path, caplog
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("Branching", r"torch.export cannot trace .*own:Branching: .*Its forward must not depend on values"),
+        (
+            "Branching",
+            r"cannot trace .*own:Branching: .*own\.py, line \d+\)\. Its forward must not depend on",
+        ),
         ("Foreign", r"own:Foreign uses the operator fbgemm\.\S+, which torch alone does not have"),
         ("Counting", r"own:Counting gives other outputs than the model, by"),
     ],
 )
-def test_a_model_that_cannot_be_traced_is_refused(kind, message, trained, train, small_log, tmp_path):
+def test_a_model_that_cannot_be_traced_is_refused(kind, message, trained, train, small_log, tmp_path, capsys):
     folder, _ = train(*DYNAMIC, own=kind, data=small_log)
     with pytest.raises(ValueError, match=message):
         export(ExportJob(run=folder, out=tmp_path / "model.pt2"))
+    assert "def forward" not in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
 
