@@ -50,6 +50,7 @@ from cpr.mirror.config import MirrorConfig, MirrorFigures
 from cpr.mirror.mirror import Mirror, start_mirror
 from cpr.priority.config import PriorityConfig
 from cpr.recovery.decide.assessment import RecoveryPolicy
+from cpr.recovery.decide.comparison import AUC_PER_PLS
 from cpr.recovery.decide.inventory import PROGRESS_STATE
 from cpr.recovery.decide.lineage import (
     has_memory,
@@ -130,6 +131,9 @@ class PartialRecovery:
         self._faults = FaultPlan.from_environment()
         self._config = CheckpointConfig(uri=checkpoint) if isinstance(checkpoint, str) else checkpoint
         self._policy, self._resume = policy or RecoveryPolicy(), resume
+        if self._policy.auc_per_pls is None:
+            scheme = None if priority is None else priority.scheme
+            self._policy = replace(self._policy, auc_per_pls=AUC_PER_PLS.get(scheme, AUC_PER_PLS[None]))
         self._mirror_config = mirror or MirrorConfig()
         self._mirror: Mirror | None = None
         self._settings = SaveSettings(
@@ -359,6 +363,7 @@ class PartialRecovery:
             resumes=self._resume or directory.is_own,
             adopted=self._allocation.adopted,
             total_samples=self._settings.total_samples,
+            storage=storage,
         )
         restorer = Restorer(
             checkpointer,

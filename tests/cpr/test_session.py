@@ -502,6 +502,10 @@ def test_a_failure_that_costs_more_than_max_pls_is_recovered_fully_before_any_ro
     assert (again.story.kind, again.story.save_step) == (kind, 5)
     assert moved.called == loaded.called == (kind == "partial")
     assert (again.story.bytes_moved > 0) == (kind == "partial")
+    assert [way.name for way in again.story.ways if way.is_chosen] == [
+        "checkpoint rows" if kind == "partial" else "full"
+    ]
+    assert [way.redone for way in again.story.ways] == [0, 2 * BATCH]
     if kind == "partial":
         (loss,) = again.story.losses
         assert (loss.num_rows, loss.samples) == (20, 2 * BATCH)

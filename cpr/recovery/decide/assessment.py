@@ -2,7 +2,7 @@
 
 All reports are plain data that all ranks have in the same order, so that all come to the same conclusions.
 
-`decide` chooses partial or full recovery by a policy, with the reason for the log.
+`decide` says which kind of recovery they allow, with the reason for the log.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -405,6 +405,9 @@ class RecoveryPolicy:
     recovered fully, if that loses less: work is redone instead of being lost. A full recovery resets the
     portion to that of the save, plus what its rows are behind if it holds only some rows (see `priority` of
     `cpr.PartialRecovery`). None: no limit."""
+    auc_per_pls: float | None = None
+    """AUC that each unit of PLS is expected to cost, for the comparison of ways in log and report. None: as
+    measured for the run's `priority` (`cpr.recovery.decide.comparison.AUC_PER_PLS`)."""
     max_generations_without_progress: int = 3
     """Number of generations of workers in a row that may die without finishing a training step; the next one
     stops the run with a report."""
@@ -415,24 +418,13 @@ class RecoveryPolicy:
             raise ValueError(f"max_lost_share is {self.max_lost_share}; it is a share, from 0 to 1")
         if self.max_pls is not None and not 0 <= self.max_pls <= 1:
             raise ValueError(f"max_pls is {self.max_pls}; it is a portion, from 0 to 1, or None for no limit")
+        if self.auc_per_pls is not None and self.auc_per_pls < 0:
+            raise ValueError(f"auc_per_pls is {self.auc_per_pls}; it is an AUC that is lost: 0 or more")
         if self.max_generations_without_progress < 1:
             raise ValueError(
                 f"max_generations_without_progress is {self.max_generations_without_progress}; "
                 "it must be at least 1"
             )
-
-    def against_pls(self, pls_total: float | None, added: float | None) -> str | None:
-        """Why a failure exceeds `max_pls`; None if it does not. What is unknown exceeds any limit."""
-        if self.max_pls is None or added == 0:
-            return None
-        if pls_total is None or added is None:
-            return f"the portion of lost samples is not known, and max_pls = {self.max_pls}"
-        if pls_total + added <= self.max_pls:
-            return None
-        return (
-            f"the portion of lost samples would rise from {pls_total:.6f} to {pls_total + added:.6f}, above "
-            f"max_pls = {self.max_pls}"
-        )
 
 
 @dataclass(frozen=True)
@@ -445,18 +437,18 @@ class Decision:
 
 def decide(
     found: Assessment,
-    policy: RecoveryPolicy,
     *,
     lost_share: float,
     continues: bool,
     resumes: bool,
     is_saved: bool,
 ) -> Decision:
-    """Decide how this generation of workers starts, from facts that are equal on all ranks.
+    """Decide how this generation of workers can start, from facts that are equal on all ranks.
+
+    Where live memory can be used, `cpr.recovery.decide.comparison` tells whether it should be.
 
     Args:
         found: what is left of the previous generation.
-        policy: limits of partial recovery.
         lost_share: share of the sharded tables' bytes whose memory is gone.
         continues: whether earlier workers of this run have trained.
         resumes: whether a run without live memory may load the saves in its directory.
@@ -466,7 +458,7 @@ def decide(
         if resumes and is_saved:
             return Decision("resume", "the run resumes from the newest checkpoint")
         return Decision("start", "nothing was saved yet" if resumes else "the run starts over")
-    reason = _against_live_memory(found, policy, lost_share, is_saved)
+    reason = _against_live_memory(found, lost_share, is_saved)
     if reason is not None:
         beginning = "" if is_saved else ", and nothing was saved yet: training begins at the beginning"
         return Decision("full", f"{reason}{beginning}")
@@ -484,20 +476,13 @@ def _mirror_text(found: Assessment) -> str:
     )
 
 
-def _against_live_memory(
-    found: Assessment, policy: RecoveryPolicy, lost_share: float, is_saved: bool
-) -> str | None:
+def _against_live_memory(found: Assessment, lost_share: float, is_saved: bool) -> str | None:
     if not found.old_world_size:
         return f"live memory is {found.stale}" if found.stale else "no worker's memory is left"
     if found.mismatch is not None:
         return found.mismatch
     if found.slot is None:
         return "no worker holds a whole copy of the dense parameters"
-    if lost_share > policy.max_lost_share:
-        return (
-            f"{lost_share:.1%} of the tables were lost, more than max_lost_share = "
-            f"{policy.max_lost_share:.1%}"
-        )
     if lost_share and not is_saved:
         return f"{lost_share:.1%} of the tables were lost"
     return None

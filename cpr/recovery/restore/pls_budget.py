@@ -1,9 +1,8 @@
-"""PLS budget: prices a recovery in lost samples (PLS, CPR paper), and compares the price with `max_pls`.
+"""PLS budget: prices a recovery in lost samples (PLS, CPR paper), and charges it to the run.
 
 All ranks make the same calls and get the same answers.
 """
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,15 +11,15 @@ from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup
 from cpr.errors import CheckpointError
-from cpr.recovery.decide.assessment import Assessment, MirrorMoment, RecoveryPolicy
+from cpr.recovery.decide.assessment import Assessment, MirrorMoment
+from cpr.recovery.decide.comparison import FULL
 from cpr.recovery.decide.inventory import PROGRESS_STATE
 from cpr.recovery.restore.transfer import ShardSources, lost_share_by_rank
 from cpr.recovery.run.progress import Charge, RunProgress
+from cpr.recovery.run.report import Way
 
 UNKNOWN_RANK: Final = -1
 """Stands for the worker that lost rows which, by the reports, no old worker had."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +28,8 @@ class Cost:
 
     samples: int = 0
     """Samples trained between the save of the lost rows and the failure."""
+    lost: float = 0.0
+    """Samples whose training is lost, averaged over the nodes: PLS before it is divided by all samples."""
     pls: float | None = 0.0
     """Portion of lost samples; None: unknown."""
     expected: float | None = None
@@ -44,13 +45,12 @@ class PlsBudget:
         checkpointer: Checkpointer,
         group: RankGroup,
         progress: RunProgress,
-        policy: RecoveryPolicy,
         total_samples: int | None,
     ) -> None:
         self._checkpointer, self._group = checkpointer, group
-        self._progress, self._policy, self._total_samples = progress, policy, total_samples
+        self._progress, self._total_samples = progress, total_samples
 
-    def cost_of_loss(self, found: Assessment, plan: list[ShardSources], save_step: int | None) -> Cost:
+    def cost_of_loss(self, found: Assessment, plan: Sequence[ShardSources], save_step: int | None) -> Cost:
         """Price rows that come from mirrors, or from a save; no `save_step`: none come from a save.
 
         The step is that of the oldest save that lost rows come from, on any rank. Samples that an earlier,
@@ -63,21 +63,20 @@ class PlsBudget:
 
     def _cost_of_mirror(self, found: Assessment, rank: int, moment: MirrorMoment) -> Cost:
         """Price the rows of an old worker that come from its mirror, which may be some steps behind."""
-        done = self._progress.samples_done
+        done, share, size = self._progress.samples_done, found.lost[rank], found.old_world_size
         if moment.step >= self._progress.steps_done:
             return Cost()
         if moment.samples is None:
-            return Cost(samples=done, pls=None)
-        begin, share = min(moment.samples, done), found.lost[rank]
+            return Cost(samples=done, lost=share * done / size, pls=None)
+        begin = min(moment.samples, done)
         return Cost(
             samples=done - begin,
-            pls=pls_added(
-                {rank: share}, done, begin, self._total_samples, found.old_world_size, self._progress.charges
-            ),
-            charges=(Charge(found.old_world_size, rank, share, begin, done, self._progress.generation),),
+            lost=samples_lost({rank: share}, done, begin, size, self._progress.charges),
+            pls=self._pls_added({rank: share}, done, begin, size),
+            charges=(Charge(size, rank, share, begin, done, self._progress.generation),),
         )
 
-    def _cost_of_save(self, found: Assessment, plan: list[ShardSources], save_step: int) -> Cost:
+    def _cost_of_save(self, found: Assessment, plan: Sequence[ShardSources], save_step: int) -> Cost:
         progress, old_world_size = self._progress, found.old_world_size
         saved, done = progress.samples_at(save_step), progress.samples_done
         unmirrored = {rank: share for rank, share in found.lost.items() if rank not in found.mirrored}
@@ -87,9 +86,8 @@ class PlsBudget:
             lost[self._group.world_size] = lost_share_by_rank(plan)
         return Cost(
             samples=done - saved,
-            pls=pls_added(
-                lost[old_world_size], done, saved, self._total_samples, old_world_size, progress.charges
-            ),
+            lost=samples_lost(lost[old_world_size], done, saved, old_world_size, progress.charges),
+            pls=self._pls_added(lost[old_world_size], done, saved, old_world_size),
             expected=pls_expected(
                 lost[old_world_size], progress.samples_between_saves, self._total_samples, old_world_size
             ),
@@ -100,10 +98,34 @@ class PlsBudget:
             ),
         )
 
-    def why_exceeded(self, cost: Cost) -> str | None:
-        """Why all workers should go back instead of paying this cost; None if they should pay it."""
-        reason = self._policy.against_pls(self._progress.pls_total, cost.pls)
-        return reason if reason and self._is_less_to_go_back(cost) else None
+    def way_back(self, rows_s: float, save_step: int | None) -> Way:
+        """Price going back on all ranks. Called by all ranks, as rank 0 reads the newest state's progress.
+
+        Args:
+            rows_s: seconds to load all rows.
+            save_step: training steps done in the newest save that verifies; None: nothing was saved.
+        """
+        now, then = self._progress, RunProgress()
+        state = None if save_step is None else self._checkpointer.newest_state()
+        if state is None or save_step is None:
+            added = _difference(now.pls_total, 0.0)
+            return Way(name=FULL, rows_s=0.0, redone=now.samples_done, pls_added=added)
+        try:
+            then.load_state_dict(self._checkpointer.registered_in(state, PROGRESS_STATE))
+        except CheckpointError:  # a full recovery will load an older state then
+            redone = now.samples_done - now.samples_at(save_step)
+            return Way(name=FULL, rows_s=rows_s, redone=redone, pls_added=None, pls=None)
+        behind = self._cost_behind(then, state)
+        then.add_pls(behind.pls)
+        saved = now.samples_at(save_step) if save_step < state.step else then.samples_done
+        return Way(
+            name=FULL,
+            rows_s=rows_s,
+            redone=now.samples_done - saved,
+            lost=behind.lost,
+            pls_added=_difference(now.pls_total, then.pls_total),
+            pls=then.pls_total,
+        )
 
     def charge(self, cost: Cost) -> None:
         """Add the cost to the progress of the run."""
@@ -111,40 +133,23 @@ class PlsBudget:
 
     def charge_for_going_back(self, state: State) -> Cost:
         """Charge what the rows of a loaded state are behind its step; the progress is loaded already."""
-        cost = Cost(pls=self._pls_behind(self._progress, state))
+        cost = self._cost_behind(self._progress, state)
         self.charge(cost)
         self._progress.note_save()  # all live rows are equal to saved ones, whenever these were saved
         return cost
 
-    def _is_less_to_go_back(self, cost: Cost) -> bool:
-        """Whether the run's PLS would be smaller after a full recovery than after paying this cost."""
-        state, pls_total = self._checkpointer.newest_state(), self._progress.pls_total
-        if pls_total is None or cost.pls is None or state is None:
-            return True
-        then = RunProgress()
-        try:
-            then.load_state_dict(self._checkpointer.registered_in(state, PROGRESS_STATE))
-        except CheckpointError:
-            return True  # a full recovery will load an older state then
-        then.add_pls(self._pls_behind(then, state))
-        if then.pls_total is None or then.pls_total < pls_total + cost.pls:
-            return True
-        if self._group.rank == 0:
-            logger.warning(
-                "the portion of lost samples rises above max_pls = %s, to %.6f; going back would not help: "
-                "it would be %.6f, because rows of the newest save are of several ages",
-                self._policy.max_pls,
-                pls_total + cost.pls,
-                then.pls_total,
-            )
-        return False
+    def _cost_behind(self, progress: RunProgress, state: State) -> Cost:
+        """Price loading all rows of a state, of which some are older than its step (row saves)."""
+        size, done = state.newest.world_size, progress.samples_done
+        saved = progress.samples_at(progress.steps_done)
+        shares = dict.fromkeys(range(size), 1.0) if saved < done else {}
+        return Cost(
+            lost=samples_lost(shares, done, saved, size, progress.charges),
+            pls=pls_added(shares, done, saved, self._total_samples, size, progress.charges),
+        )
 
-    def _pls_behind(self, progress: RunProgress, state: State) -> float | None:
-        """PLS of loading all rows of a state, of which some are older than its step (row saves)."""
-        world_size = state.newest.world_size
-        done, saved = progress.samples_done, progress.samples_at(progress.steps_done)
-        lost = dict.fromkeys(range(world_size), 1.0) if saved < done else {}
-        return pls_added(lost, done, saved, self._total_samples, world_size, progress.charges)
+    def _pls_added(self, lost: Mapping[int, float], done: int, saved: int, world_size: int) -> float | None:
+        return pls_added(lost, done, saved, self._total_samples, world_size, self._progress.charges)
 
 
 def _together(costs: Sequence[Cost]) -> Cost:
@@ -152,10 +157,15 @@ def _together(costs: Sequence[Cost]) -> Cost:
     expected = [each.expected for each in costs if each.expected is not None]
     return Cost(
         samples=max((each.samples for each in costs), default=0),
+        lost=sum(each.lost for each in costs),
         pls=sum(known) if len(known) == len(costs) else None,
         expected=sum(expected) if expected else None,
         charges=tuple(charge for each in costs for charge in each.charges),
     )
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
 
 
 def pls_expected(
@@ -192,10 +202,21 @@ def pls_added(
         return 0.0
     if total_samples is None:
         return None
+    return samples_lost(lost, samples_done, samples_saved, world_size, charges) / total_samples
+
+
+def samples_lost(
+    lost: Mapping[int, float],
+    samples_done: int,
+    samples_saved: int,
+    world_size: int,
+    charges: Collection[Charge] = (),
+) -> float:
+    """Samples that one failure loses, averaged over the workers; arguments are those of `pls_added`."""
     assert samples_saved <= samples_done, "rows of a save are newer than the run that they are laid into"
     samples = {rank: share * (samples_done - samples_saved) for rank, share in lost.items()}
     for each in charges:
         if each.world_size == world_size and each.rank in lost:
             again = max(0, min(each.end, samples_done) - max(each.begin, samples_saved))
             samples[each.rank] -= min(each.share, lost[each.rank]) * again
-    return sum(samples.values()) / (total_samples * world_size)
+    return sum(samples.values()) / world_size

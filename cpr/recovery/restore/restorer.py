@@ -1,16 +1,19 @@
 """Execution of a recovery: all ranks together restore the model, from one plan that all of them know."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup
 from cpr.checkpoint.format.tree_file import read_state, state_bytes
 from cpr.checkpoint.state.changes import UNCHANGED, Changes
+from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CheckpointError, DivergedRunError, LockedError, MismatchError, StartOverError
 from cpr.recovery.decide.assessment import Assessment, Decision, RecoveryPolicy, WorkerReport, assess, decide
+from cpr.recovery.decide.comparison import compare
 from cpr.recovery.decide.inventory import PROGRESS_STATE, Inventory, refuse_unreadable, take_inventory
 from cpr.recovery.decide.lineage import Directory
 from cpr.recovery.restore.pls_budget import Cost, PlsBudget
@@ -22,8 +25,9 @@ from cpr.recovery.restore.transfer import (
     origins,
     plan_sources,
 )
+from cpr.recovery.restore.ways import OpenWay, Ways, row_bytes, seconds_per_sample, slowest_rate
 from cpr.recovery.run.progress import RunProgress
-from cpr.recovery.run.report import LIVE, Phases, Recovery
+from cpr.recovery.run.report import LIVE, Phases, Recovery, Way
 from cpr.recovery.worker.memory import WorkerMemory, live_tree, put_back, put_counters, share_tree
 from cpr.rendezvous import WorkerGroup
 from cpr.resident.segment import Segment
@@ -42,6 +46,8 @@ class Start:
     adopted: bool
     """Whether this worker's tables live in memory that was taken over."""
     total_samples: int | None
+    storage: Storage
+    """The checkpoint directory, with the history of the run."""
 
 
 @dataclass
@@ -51,6 +57,8 @@ class _Restored:
     save_step: int | None = None
     bytes_read: int = 0
     bytes_moved: int = 0
+    load_s: float = 0.0
+    move_s: float = 0.0
     passed_over: tuple[str, ...] = ()
     """Newer saves that do not verify, with the reason."""
     cost: Cost = field(default_factory=Cost)
@@ -81,11 +89,13 @@ class Restorer:
         self._directory, self._start = directory, start
         self._progress, self._policy, self._phases = progress, policy, phases
         self._initialize, self._changes = initialize or (lambda checkpointer: None), changes
-        self._budget = PlsBudget(checkpointer, group, progress, policy, start.total_samples)
+        self._budget = PlsBudget(checkpointer, group, progress, start.total_samples)
         self.restored: dict[str, list[tuple[int, int]]] = {}
         """Row intervals of this rank that came from the checkpoint in a partial recovery, by shard."""
         self.fell_back = False
         """Whether live rows, or this rank's lost rows, build on an older save than the newest."""
+        self._ways = Ways(self._budget, progress)
+        self._compared: tuple[Way, ...] = ()
         self._restored_from: int | None = None
         self._restored_epoch = 0
         """Epoch of the ownership under which the restored values were trained."""
@@ -110,7 +120,7 @@ class Restorer:
             refuse_unreadable(reports)
             self._refuse_diverged(reports)
             found = assess(reports, self._directory)
-            plan = plan_sources(found.needed, found.held)
+            plan: Sequence[ShardSources] = plan_sources(found.needed, found.held)
             decision = self._decide(found, plan)
         with self._phases.measured("restore"):
             tree = self._take_over(decision, found, own)
@@ -119,7 +129,12 @@ class Restorer:
             if decision.kind in LIVE:
                 assert tree is not None
                 is_fresh = False
-                decision = self._keep_live(decision, found, plan, own, tree, done)
+                newest = self._directory.newest
+                save_step = None if newest is None else newest.step
+                chosen = self._choose(self._ways.find(decision, found, plan, save_step))
+                decision, found, plan = chosen.decision, chosen.found, chosen.plan
+                if decision.kind in LIVE:
+                    decision = self._keep_live(chosen, own, tree, done)
             if decision.kind in {"resume", "full"}:
                 self._load_all(done, is_fresh)
             elif decision.kind == "start":
@@ -148,10 +163,9 @@ class Restorer:
             + (f"resume from save {newest.sequence}, step {newest.step}" if newest else "begin a new run")
         )
 
-    def _decide(self, found: Assessment, plan: list[ShardSources]) -> Decision:
+    def _decide(self, found: Assessment, plan: Sequence[ShardSources]) -> Decision:
         decision = decide(
             found,
-            self._policy,
             lost_share=lost_share(plan),
             continues=self._start.group.continues,
             resumes=self._start.resumes,
@@ -160,6 +174,22 @@ class Restorer:
         if decision.kind == "full":
             self._log_full(decision)
         return decision
+
+    def _choose(self, ways: Sequence[OpenWay]) -> OpenWay:
+        """Compare what ways cost, and choose one; where there are several, log the comparison."""
+        sample_s = seconds_per_sample(self._group, self._start.storage) if len(ways) > 1 else None
+        choice = compare([each.way for each in ways], self._policy, sample_s)
+        self._compared = choice.ways
+        if len(ways) > 1 and self._group.rank == 0:
+            logger.info("ways to recover at step %d:\n%s", self._progress.steps_done, choice)
+        chosen = ways[choice.ways.index(choice.way)]
+        if choice.reason is not None:
+            decision = chosen.decision
+            reason = f"{choice.reason}; {decision.reason}" if decision.reason else choice.reason
+            chosen = replace(chosen, decision=replace(decision, reason=reason))
+        if chosen.decision.kind == "full":
+            self._log_full(chosen.decision)
+        return chosen
 
     def _log_full(self, decision: Decision) -> None:
         if self._group.rank == 0:
@@ -197,22 +227,9 @@ class Restorer:
             self._memory.claimed[mine].segment.replica.write(found.slot.step, tree)
         return tree
 
-    def _keep_live(
-        self,
-        decision: Decision,
-        found: Assessment,
-        plan: list[ShardSources],
-        own: Inventory,
-        tree: dict[str, Any],
-        done: _Restored,
-    ) -> Decision:
+    def _keep_live(self, chosen: OpenWay, own: Inventory, tree: dict[str, Any], done: _Restored) -> Decision:
         """Keep live values and load lost rows; if that fails on any rank, decide that all go back."""
-        # The budget comes first: a recovery that turns out to be full must not have moved anything.
-        newest, is_lossy = self._directory.newest, any(each.lost_rows for each in plan)
-        expected_step = newest.step if newest is not None and is_lossy else None
-        cost = self._budget.cost_of_loss(found, plan, expected_step)
-        if full := self._full_if(self._budget.why_exceeded(cost)):
-            return full
+        found, plan = chosen.found, chosen.plan
         if own.report.adopted and any(
             each.lost_rows and each.needed.rank == self._group.rank for each in plan
         ):
@@ -220,21 +237,26 @@ class Restorer:
         if full := self._full_if(self._put_back(tree, *self._own_states(found, own))):
             return full
         transfer = RowTransfer(self._group, self._checkpointer.shards, own.columns, own.extents)
+        began = time.perf_counter()
         done.bytes_moved = transfer.move(plan)
+        done.move_s = time.perf_counter() - began
         if full := self._full_if(self._load_lost(plan, found.interrupted, done)):
             return full
         steps = [step for step in self._group.gather(done.save_step) if step is not None]
         save_step = min(steps, default=None)
-        if save_step != expected_step:  # the newest save is damaged, so that rows are older than expected
-            cost = self._budget.cost_of_loss(found, plan, save_step)
-            if full := self._full_if(self._budget.why_exceeded(cost)):
-                return full
-        self._budget.charge(cost)
-        done.cost = cost
+        newest = self._directory.newest
+        if save_step is not None and newest is not None and save_step != newest.step:
+            # the newest save is damaged, so that rows are older than expected
+            live = self._ways.keep_live(chosen.decision, found, plan, save_step)
+            chosen = self._choose([live, self._ways.go_back(found, plan, save_step)])
+            if chosen.decision.kind == "full":
+                return chosen.decision
+        self._budget.charge(chosen.cost)
+        done.cost = chosen.cost
         self._restored_epoch = found.epoch
         put_counters(self._checkpointer, found.counters)
         self._build_on_newest()
-        return decision
+        return chosen.decision
 
     def _build_on_newest(self) -> None:
         """Let the next saves build on the newest state, and forget saves that were never committed."""
@@ -301,7 +323,7 @@ class Restorer:
             return mine, {}
         return None, {(found.old_world_size, rank): tree for rank, tree in held.items()}
 
-    def _load_lost(self, plan: list[ShardSources], interrupted: bool, done: _Restored) -> str | None:
+    def _load_lost(self, plan: Sequence[ShardSources], interrupted: bool, done: _Restored) -> str | None:
         """Load the lost rows of this rank from the checkpoint; returns why they cannot be loaded.
 
         If training was interrupted, live rows may hold a part of the next step.
@@ -314,6 +336,7 @@ class Restorer:
         }
         if not lost:
             return None
+        began = time.perf_counter()
         try:
             state, bytes_read, passed_over = self._checkpointer.load_shards(
                 list(lost), lost, ahead_of=(self._progress.steps_done, interrupted)
@@ -321,6 +344,7 @@ class Restorer:
         except CheckpointError as error:
             return f"lost rows could not be restored: {error}"
         done.save_step, done.bytes_read = state.step, bytes_read
+        done.load_s = time.perf_counter() - began
         done.passed_over = tuple(f"save {each.sequence}: {each.reason}" for each in passed_over)
         self.restored, self._restored_from = lost, state.sequence
         return None
@@ -333,6 +357,7 @@ class Restorer:
         """
         self._segment.unseal()
         self._progress.start_over()
+        began = time.perf_counter()
         try:
             loaded = self._checkpointer.load(changes=self._changes if is_fresh else UNCHANGED)
         except MismatchError:
@@ -342,6 +367,7 @@ class Restorer:
         if loaded is not None:
             self._restored_epoch = self._directory.owner_epoch
             done.save_step, done.bytes_read = loaded.state.step, loaded.bytes_read
+            done.load_s = time.perf_counter() - began
             done.cost = self._budget.charge_for_going_back(loaded.state)
         elif is_fresh:
             self._initialize(self._checkpointer)
@@ -359,11 +385,14 @@ class Restorer:
         )
 
     def _report(
-        self, decision: Decision, found: Assessment, plan: list[ShardSources], done: _Restored
+        self, decision: Decision, found: Assessment, plan: Sequence[ShardSources], done: _Restored
     ) -> Recovery:
         on_all = self._group.gather(done)
         steps = [each.save_step for each in on_all if each.save_step is not None]
         is_live, continues = decision.kind in LIVE, self._start.group.continues
+        sizes = row_bytes(plan)
+        loaded = {rank: lost if is_live else total for rank, (lost, _, total) in sizes.items()}
+        moved = {rank: moved for rank, (_, moved, _) in sizes.items() if is_live}
         return Recovery(
             kind=decision.kind,
             reason=decision.reason,
@@ -380,6 +409,9 @@ class Restorer:
             mirror_rounded=sum(each.rounded for each in found.mirrored.values()) if is_live else 0,
             bytes_read=sum(each.bytes_read for each in on_all),
             bytes_moved=sum(each.bytes_moved for each in on_all),
+            ways=self._compared,
+            load_bytes_per_s=slowest_rate(loaded, [each.load_s for each in on_all]),
+            move_bytes_per_s=slowest_rate(moved, [each.move_s for each in on_all]),
             refused=(*found.refused, *dict.fromkeys(text for each in on_all for text in each.passed_over)),
             pls_added=done.cost.pls,
             pls_expected=done.cost.expected,

@@ -77,6 +77,36 @@ class ShardLoss:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Way:
+    """A way to recover from a failure, and what it costs, estimated before any row is moved.
+
+    The last four fields are filled in by `cpr.recovery.decide.comparison.compare`.
+    """
+
+    name: str
+    """`in place`, `mirror`, `checkpoint rows` or `full`; both middle ones where some rows have no mirror."""
+    rows_s: float
+    """Seconds until all rows are in place, on the worker that takes longest."""
+    redone: int = 0
+    """Samples that are trained again."""
+    lost: float = 0.0
+    """Samples whose training is lost: averaged over the nodes, as in PLS, but not divided by all samples."""
+    lost_share: float = 0.0
+    """Share of the sharded tables' bytes that comes from the checkpoint while the rest keeps its values."""
+    pls_added: float | None = 0.0
+    """PLS added to that of the run; negative where going back resets it; None: unknown."""
+    pls: float | None = 0.0
+    """PLS of the run afterwards; None: unknown."""
+    seconds: float | None = None
+    """`rows_s`, and the time to train again; None: how long a step takes is not known yet."""
+    auc_lost: float | None = None
+    """AUC that the added PLS is expected to cost; None: unknown."""
+    objection: str | None = None
+    """Why a limit of the policy forbids this way; None: it is allowed."""
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recovery:
     """Report of how one generation of workers started."""
 
@@ -105,6 +135,12 @@ class Recovery:
     """Bytes read from the checkpoint, by all ranks."""
     bytes_moved: int = 0
     """Bytes of rows copied out of surviving memory, by all ranks."""
+    ways: tuple[Way, ...] = ()
+    """Ways that were open, in order of preference; none where no live memory could be used."""
+    load_bytes_per_s: float | None = None
+    """Bytes of rows read from the checkpoint in a second, by the slowest worker; None: too few to tell."""
+    move_bytes_per_s: float | None = None
+    """Bytes of rows copied out of surviving memory in a second, by the slowest worker; None: too few."""
     refused: tuple[str, ...] = ()
     """Memory that was found and not used, with the reason."""
     pls_added: float | None = 0.0
@@ -129,6 +165,7 @@ class Recovery:
         known["dead"] = tuple(Ending(**each) for each in known.get("dead", ()))
         known["sources"] = tuple(RowOrigin(**each) for each in known.get("sources", ()))
         known["losses"] = tuple(ShardLoss(**each) for each in known.get("losses", ()))
+        known["ways"] = tuple(Way(**each) for each in known.get("ways", ()))
         known["refused"] = tuple(known.get("refused", ()))
         return cls(**known)
 

@@ -30,9 +30,11 @@ from cpr.recovery.decide.assessment import (
     assess,
     decide,
 )
+from cpr.recovery.decide.comparison import compare
 from cpr.recovery.decide.lineage import raise_if_finished, take_directory
 from cpr.recovery.restore.pls_budget import PlsBudget
 from cpr.recovery.restore.transfer import lost_share, plan_sources
+from cpr.recovery.restore.ways import Ways
 from cpr.recovery.run.progress import RunProgress, losses_in
 from cpr.recovery.run.report import LIVE
 from cpr.rendezvous.rank_assignment import HeldSegment, WorkerInfo, assign_ranks
@@ -207,10 +209,11 @@ class Cluster:
             ownership=ownership,
             uri="memory",
             newest_state=lambda: find_newest(self.storage, group)[0],
+            registered_in=lambda state, name: deepcopy(self.saved[state.newest.folder][2]),
         )
         directory = take_directory(checkpointer, worker_group, resumes=resume)
         run = Run(by_rank, decision.session_id, decision.generation, ownership)
-        self._begin(run, worker_group, resume, directory)
+        self._begin(run, worker_group, resume, directory, checkpointer)
         ownership.note_launches(worker_group.launches, continues=resume or worker_group.continues)
         for node in nodes:
             node.run = run
@@ -335,7 +338,7 @@ class Cluster:
                 run.progress.state_dict(),
             )
 
-    def _begin(self, run, worker_group, resume, directory):
+    def _begin(self, run, worker_group, resume, directory, checkpointer):
         """As `cpr.recovery.restore.restorer.Restorer`, with lists instead of tensors."""
         group, progress = Alone(), run.progress
         newest, _ = find_newest(self.storage, group)
@@ -344,22 +347,28 @@ class Cluster:
         plan = plan_sources(found.needed, found.held)
         decision = decide(
             found,
-            POLICY,
             lost_share=lost_share(plan),
             continues=worker_group.continues,
             resumes=resume or directory.is_own,
             is_saved=newest is not None,
         )
         progress.generation = run.generation
-        run.kind = decision.kind
         state = None
         if decision.kind in LIVE:
             holder = run.nodes[found.slot_of[0]].memory
             progress.take_over(deepcopy(holder.progress))
             progress.begin(run.generation, found.endings, found.interrupted, 10**6)
+            budget = PlsBudget(checkpointer, group, progress, TOTAL_SAMPLES)
+            ways = Ways(budget, progress).find(decision, found, plan, newest.step if newest else None)
+            choice = compare([each.way for each in ways], POLICY)
+            chosen = ways[choice.ways.index(choice.way)]
+            decision, plan = chosen.decision, chosen.plan
+        run.kind = decision.kind
+        if decision.kind in LIVE:
             run.dense, state = holder.dense, newest
             self._put_rows(run, plan, newest)
-            self._charge(run, found, plan, newest)
+            budget.charge(chosen.cost)
+            progress.forget_saves_after(newest.step if newest else 0)
         elif decision.kind in {"resume", "full"}:
             progress.start_over()
             state = newest
@@ -415,12 +424,6 @@ class Cluster:
                 run.rows[rank] = (holder.mirror if source.is_mirror else holder.memory).rows
             else:
                 run.rows[rank] = self.saved[newest.newest.folder][0][rank]
-
-    def _charge(self, run, found, plan, newest):
-        budget = PlsBudget(None, Alone(), run.progress, POLICY, TOTAL_SAMPLES)
-        has_lost = any(each.lost_rows for each in plan)
-        budget.charge(budget.cost_of_loss(found, plan, newest.step if has_lost else None))
-        run.progress.forget_saves_after(newest.step if newest else 0)
 
 
 def _segment(memory, *, is_mirror):

@@ -26,8 +26,9 @@ def place(rows, cols=(0, DIM), shape=(40, DIM), table="a"):
     )
 
 
-def held(rows, cols=(0, DIM), *, rank=0, index=0, step=5, generation=0, **options):
-    return Held(rank=rank, index=index, extent=place(rows, cols, **options), step=step, generation=generation)
+def held(rows, cols=(0, DIM), *, rank=0, index=0, step=5, generation=0, is_mirror=False, **options):
+    extent = place(rows, cols, **options)
+    return Held(rank=rank, index=index, extent=extent, step=step, generation=generation, is_mirror=is_mirror)
 
 
 def needed(rows, cols=(0, DIM), *, rank=0, **options):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cpr.recovery.run.report import KILLED, Ending, Phases, Recovery, RowOrigin
+from cpr.recovery.run.report import KILLED, Ending, Phases, Recovery, RowOrigin, Way
 
 STORY = Recovery(
     kind="partial",
@@ -23,6 +23,7 @@ STORY = Recovery(
     refused=("segment x: is open to other users",),
     pls_added=0.001,
     pls_total=0.0035,
+    ways=(Way(name="checkpoint rows", rows_s=0.5, lost=100.0, pls=None, is_chosen=True),),
     world_size=4,
     seconds={"build": 1.5, "detect": 0.25},
 )
