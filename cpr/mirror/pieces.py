@@ -163,8 +163,13 @@ def read_pieces(data: Tensor, shards: Sequence[ShardRows]) -> Iterator[Piece]:
 
 def unique_rows(rows: Sequence[Tensor]) -> Tensor:
     """All rows in these tensors once, ascending: int64 `[n]` of int64 `[m]` each, none negative."""
-    ordered = np.sort(np.concatenate([each.numpy() for each in rows]))  # faster than `torch.unique`
-    return torch.from_numpy(ordered[np.flatnonzero(np.diff(ordered, prepend=-1))])
+    joined = np.concatenate([each.numpy() for each in rows])
+    if joined.size and joined.max() <= np.iinfo(np.int32).max:
+        joined = joined.astype(np.int32)  # which numpy sorts in half the time
+    joined.sort()  # faster than `torch.unique`
+    is_first = np.ones(len(joined), bool)
+    np.not_equal(joined[1:], joined[:-1], out=is_first[1:])
+    return torch.from_numpy(joined[is_first].astype(np.int64, copy=False))
 
 
 def _parts(

@@ -62,7 +62,10 @@ def test_bytes_that_are_no_pieces_are_refused(place, value, says):
         list(read_pieces(buffer[:16], [rows]))
 
 
-@given(st.lists(st.lists(st.integers(0, 20), max_size=9), min_size=1, max_size=4))
+ROWS = st.one_of(st.integers(0, 20), st.integers(2**31 - 2, 2**31 + 2))
+
+
+@given(st.lists(st.lists(ROWS, max_size=9), min_size=1, max_size=4))
 def test_rows_are_listed_once(lists):
     found = unique_rows([torch.tensor(each, dtype=torch.int64) for each in lists])
     assert found.tolist() == sorted({row for each in lists for row in each})
