@@ -7,6 +7,8 @@ from typing import Final
 
 UNITS_S: Final = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 """Seconds in each unit that `parse_duration` accepts."""
+SIZES: Final = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+"""Bytes in each unit that `parse_size` accepts."""
 SHOWN: Final = (("d", 86_400.0, 345_600.0), ("h", 3600.0, 3600.0), ("min", 60.0, 60.0), ("s", 1.0, 1.0))
 """Units of `duration_text` with their seconds, and the shortest duration shown in each."""
 _PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*")
@@ -70,6 +72,21 @@ def size_text(num_bytes: float) -> str:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
     return f"{_three_digits(num_bytes)} TB"
+
+
+def parse_size(text: str) -> int:
+    """Parse a size into bytes, with decimal units as in `size_text`.
+
+    >>> parse_size("4GB"), parse_size("1.5 kB")
+    (4000000000, 1500)
+
+    Raises:
+        ValueError: the text is not a size, or lacks a unit.
+    """
+    part = _PART.fullmatch(text.strip().lower())
+    if part is None or part[2] not in SIZES:
+        raise ValueError(f"{text!r} is not a size; write a number with its unit: 500MB, 4GB or 1.5TB")
+    return round(float(part[1]) * SIZES[part[2]])
 
 
 def count_text(number: int, what: str) -> str:

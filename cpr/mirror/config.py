@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cpr.fields import check_fields
+from cpr.humanize import parse_size
 
 WireDtype = Literal["fp32", "bf16", "int8"]
 
@@ -19,6 +20,14 @@ class MirrorConfig:
     """Where the copy is: `neighbour`, with the worker of the same place on the next node, in a ring; `host`,
     in shared memory of the worker's own node, of tables that are not there already, such as those on a GPU,
     for the case that a worker is killed; or `none`."""
+    rows: Literal["all", "priority"] = "all"
+    """Which rows the copy holds: `all`, or of large tables those that `scheme` chooses within `memory`, now
+    and then anew. Other lost rows come from the checkpoint then, and are as old as their save."""
+    scheme: Literal["mfu", "ssu"] = "mfu"
+    """How rows are chosen: the most frequently used ones, or a sub-sampled list of used ones, as for priority
+    saves; for `rows=priority`."""
+    memory: str = ""
+    """Shared memory for the copy of one worker's rows, such as `4GB`; needed for `rows=priority`."""
     every_steps: int = 1
     """Changed rows are sent after every so many steps; after more while the network is still busy with the
     ones before, as training does not wait for it."""
@@ -32,6 +41,23 @@ class MirrorConfig:
         check_fields(self, "mirror.")
         if self.every_steps < 1:
             raise ValueError(f"mirror.every_steps is {self.every_steps}; it must be at least 1")
+        if self.rows == "priority" and not self.memory:
+            raise ValueError(
+                "mirror.rows=priority mirrors as many rows as fit into mirror.memory: set that, e.g. to 4GB"
+            )
+        if self.rows == "all" and self.memory:
+            raise ValueError(
+                f"mirror.memory={self.memory} limits a mirror of chosen rows: set mirror.rows=priority, too"
+            )
+        try:
+            self.memory_bytes  # noqa: B018  # raises
+        except ValueError as error:
+            raise ValueError(f"mirror.memory: {error}") from None
+
+    @property
+    def memory_bytes(self) -> int:
+        """`memory` in bytes; 0: none was given."""
+        return parse_size(self.memory) if self.memory else 0
 
 
 @dataclass(frozen=True, kw_only=True)

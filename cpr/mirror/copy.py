@@ -8,7 +8,7 @@ is whole, the copy is not sealed, and does not count.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -18,9 +18,9 @@ import xxhash
 from torch import Tensor
 
 from cpr.checkpoint.format.tree_file import dtype_name, read_state
-from cpr.errors import DamagedMemoryError
+from cpr.errors import DamagedMemoryError, NotEnoughMemoryError
 from cpr.extent import Extent
-from cpr.mirror.pieces import Piece, ShardRows, read_pieces
+from cpr.mirror.pieces import NUMBERS, Piece, ShardRows, read_pieces
 from cpr.resident.home import Home
 from cpr.resident.regions import grow_region, map_region
 from cpr.resident.segment import Segment
@@ -79,10 +79,14 @@ class ShardForm:
     """Dtype and shape by name."""
 
     @classmethod
-    def of(cls, shard: TableShard) -> Self:
-        """The form of a live shard."""
+    def of(cls, shard: TableShard, num_slots: int | None = None) -> Self:
+        """The form of a live shard, or of so many slots for some of its rows, with their numbers."""
         columns = {name: (dtype_name(each), tuple(each.shape)) for name, each in shard.columns.items()}
-        return cls(extent=shard.extent, columns=columns)
+        if num_slots is None:
+            return cls(extent=shard.extent, columns=columns)
+        slots = {name: (dtype, (num_slots, *shape[1:])) for name, (dtype, shape) in columns.items()}
+        extent = replace(shard.extent, num_rows=num_slots)
+        return cls(extent=extent, columns={**slots, NUMBERS: ("int64", (num_slots,))})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +132,11 @@ class MirrorCopy:
         self.segment = home.create(f"mirror{owner.rank}")
         try:
             self._shards = [self._allocate(number, form) for number, form in enumerate(owner.shards)]
+        except NotEnoughMemoryError as error:
+            self.segment.remove()
+            raise NotEnoughMemoryError(
+                f"{error}. Or mirror fewer rows, with mirror.rows=priority and mirror.memory"
+            ) from error
         except BaseException:
             self.segment.remove()
             raise

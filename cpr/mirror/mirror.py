@@ -22,6 +22,7 @@ from cpr.checkpoint.format.tree_file import state_bytes
 from cpr.checkpoint.save.snapshot import can_wait
 from cpr.errors import NotEnoughMemoryError
 from cpr.mirror.changed_rows import ChangedRows, Rows, united
+from cpr.mirror.chosen_rows import ChosenRows
 from cpr.mirror.config import MirrorConfig, MirrorFigures
 from cpr.mirror.copy import Moment, Owner, ShardForm, digest_of
 from cpr.mirror.host import HostKeeper
@@ -60,6 +61,8 @@ class _Part:
     shard: int
     rows: slice | Tensor
     form: Form = Form.EXACT
+    places: Tensor | None = None
+    """In the mirror; None: as in the shard."""
 
 
 @dataclass(eq=False)
@@ -115,17 +118,26 @@ class Mirror:
         """Since when nothing has arrived, because the keeper was lost."""
         self._pause_s = FIRST_PAUSE_S
         self._changed = ChangedRows(model, shards)
+        self._chosen = ChosenRows(config, shards, model)
+        self._chosen.watch()
         self._updates = before_updates(model, optimizers, self._settle)
-        self._rows = [ShardRows(shard.columns) for shard in shards]
+        num_slots = self._chosen.num_slots
+        self._rows = [
+            ShardRows(shard.columns, is_numbered=number in num_slots) for number, shard in enumerate(shards)
+        ]
         self._forms = {
             number: ROUNDED[config.wire_dtype]
             for number, rows in enumerate(self._rows)
             if rows.can_round and number not in self._changed.whole
         }
         self._rounded = RoundedRows(
-            {number: self._rows[number].num_rows for number, form in self._forms.items() if form in REST}
+            {
+                number: num_slots.get(number, self._rows[number].num_rows)
+                for number, form in self._forms.items()
+                if form in REST
+            }
         )
-        self._to_fill = _parts(self._rows)
+        self._to_fill = self._all_parts()
         self._kept: Rows = {}
         """Changed rows of a moment that did not arrive."""
         self._sent_step: int | None = None
@@ -163,7 +175,7 @@ class Mirror:
             self._since = 0
             parts = self._parts_of_moment()
             count = self._rounded.count
-            data = state_bytes({**state, "mirror": {"rounded": count}})
+            data = state_bytes({**state, "mirror": {"rounded": count, "share": self._chosen.share}})
             self._job = _Job(parts, steps_done, epoch, data, rounded=count)
         if self._job is not None:
             if not all(can_wait(self._shards[part.shard]) for part in self._job.parts):
@@ -175,24 +187,37 @@ class Mirror:
         self._closing.set()
         self._updates.remove()
         self._changed.close()
+        self._chosen.close()
         if (link := self._link) is not None:
             link.close()
         self._has_job.set()
         self._thread.join()
         self._keeper.close(remove=remove)
 
+    def _all_parts(self) -> list[_Part]:
+        """All rows of the shards that the mirror holds whole."""
+        return [part for part in _parts(self._rows) if part.shard not in self._chosen.num_slots]
+
     def _parts_of_moment(self) -> list[_Part]:
-        """Changed rows, and what rounding has left of others."""
+        """Changed rows, rows that join the mirror, and what rounding has left of others."""
         changed, self._kept = united(self._kept, self._changed.take()), {}
-        parts = [_Part(number, rows, self._forms.get(number, Form.EXACT)) for number, rows in changed.items()]
-        self._rounded.discard(changed)
+        changed = united(changed, self._chosen.join())
+        parts = [
+            _Part(number, held, self._forms.get(number, Form.EXACT), places)
+            for number, rows in changed.items()
+            for held, places in [self._chosen.places(number, rows)]
+        ]
+        rounded = {part.shard: part.places for part in parts if part.places is not None}
+        self._rounded.discard(rounded)
         if self._rounded.count:
             form = REST[ROUNDED[self._config.wire_dtype]]
             num_bytes = max(REST_BYTES, sum(map(self._num_bytes, parts)) // REST_PER_CHANGED)
             widest = max(self._rows[number].piece_bytes(1, listed=True, form=form) for number in self._forms)
-            rests = self._rounded.take(max(1, num_bytes // widest))
-            parts += [_Part(number, rows, form) for number, rows in rests.items()]
-        self._rounded.add(changed)
+            parts += [
+                _Part(number, self._chosen.rows_at(number, places), form, places)
+                for number, places in self._rounded.take(max(1, num_bytes // widest)).items()
+            ]
+        self._rounded.add(rounded)
         return parts
 
     def _num_bytes(self, part: _Part) -> int:
@@ -261,7 +286,7 @@ class Mirror:
             for part in job.parts:
                 self._shards[part.shard].flush()
                 free, rows = self._staging[begin:], self._rows[part.shard]
-                begin += write_piece(free, part.shard, rows, part.rows, part.form)
+                begin += write_piece(free, part.shard, rows, part.rows, part.form, part.places)
             self._staging.numpy()[begin:num_bytes] = np.frombuffer(job.state, np.uint8)
             job.copied.set()
         return self._staging[:num_bytes]
@@ -335,7 +360,9 @@ class Mirror:
                 logger.warning("the mirror of rank %d goes to %s, and is filled", self._owner.rank, place)
                 self._others.remove(place)
                 self._place, self._is_whole = place, False
-                self._to_fill, self._kept = _parts(self._rows), {}
+                self._to_fill, self._kept = self._all_parts(), {}
+                self._chosen.join_again()
+                self._rounded.clear()
             return
 
 
@@ -389,12 +416,13 @@ def start_mirror(
     mirror: Mirror | None = None
     problem: Exception | None = None
     try:
+        num_slots = ChosenRows(config, own, model).num_slots
         owner = Owner(
             session_id=worker_group.session_id,
             rank=worker_group.rank,
             world_size=worker_group.world_size,
             generation=worker_group.generation,
-            shards=tuple(map(ShardForm.of, own)),
+            shards=tuple(ShardForm.of(each, num_slots.get(number)) for number, each in enumerate(own)),
         )
         mirror = Mirror(config, keeper, places, owner, own, model, optimizers)
     except (OSError, NotEnoughMemoryError) as error:

@@ -20,6 +20,8 @@ from cpr.mirror.rounding import Array, Form, decode, encode
 
 HEADER_BYTES: Final = 40
 ALIGNMENT: Final = 8
+NUMBERS: Final = "mirrored_row"
+"""Column of a mirror that holds some rows of a shard: the number of the row in each slot, from 1; 0: none."""
 _LISTED: Final = -1
 """First row of a piece whose rows are listed."""
 
@@ -29,13 +31,17 @@ class ShardRows:
 
     Args:
         columns: live, `[num_rows, ...]` by name, on any device.
+        is_numbered: whether its pieces have the column `NUMBERS` as well, for a mirror of some rows.
     """
 
-    def __init__(self, columns: Mapping[str, Tensor]) -> None:
+    def __init__(self, columns: Mapping[str, Tensor], *, is_numbered: bool = False) -> None:
+        self.num_rows = columns["weights"].shape[0]
+        if is_numbered:
+            columns = {**columns, NUMBERS: torch.empty(0, dtype=torch.int64)}  # it is never read
         self.columns = [columns[name].detach() for name in sorted(columns)]
-        self.num_rows = self.columns[0].shape[0]
         self.weights = sorted(columns).index("weights")
         """Number of the weights among the columns."""
+        self._numbers = sorted(columns).index(NUMBERS) if is_numbered else None
         self.can_round = columns["weights"].dtype == torch.float32
         """Whether the weights may travel in other forms than `Form.EXACT`."""
         self.row_bytes = [each.element_size() * each.shape[1:].numel() for each in self.columns]
@@ -82,7 +88,10 @@ class ShardRows:
 
     def _gather(self, number: int, rows: slice | Array, part: Array) -> None:
         units = self._units[number]
-        if units is None:
+        if number == self._numbers:
+            assert not isinstance(rows, slice)
+            part.view(np.int64)[:] = rows + 1
+        elif units is None:
             source = self.columns[number]
             found = source[rows if isinstance(rows, slice) else torch.from_numpy(rows).to(source.device)]
             part[:] = _as_units(found.cpu().contiguous(), self.row_bytes[number])
@@ -106,7 +115,12 @@ class Piece:
 
 
 def write_piece(
-    buffer: Tensor, number: int, shard: ShardRows, rows: slice | Tensor, form: Form = Form.EXACT
+    buffer: Tensor,
+    number: int,
+    shard: ShardRows,
+    rows: slice | Tensor,
+    form: Form = Form.EXACT,
+    places: Tensor | None = None,
 ) -> int:
     """Copy rows of a shard to the beginning of a buffer; returns the bytes of the piece.
 
@@ -116,6 +130,7 @@ def write_piece(
         shard: live rows.
         rows: with a beginning and an end, or int64 `[n]` on the CPU.
         form: only of a shard that `can_round` may it be another than `Form.EXACT`.
+        places: of listed rows in the mirror, int64 `[n]` on the CPU; None: as in the shard.
     """
     listed = isinstance(rows, Tensor)
     num_rows = rows.numel() if isinstance(rows, Tensor) else rows.stop - rows.start
@@ -125,8 +140,8 @@ def write_piece(
     data[:HEADER_BYTES].view(np.int64)[:] = number, num_rows, first, num_bytes, form
     listing, parts = _parts(data, shard, num_rows, form, listed=listed)
     if isinstance(rows, Tensor):
-        listing[:] = rows.numpy()
-    shard.read(rows if isinstance(rows, slice) else listing, parts, form)
+        listing[:] = (rows if places is None else places).numpy()
+    shard.read(rows if isinstance(rows, slice) else rows.numpy(), parts, form)
     return num_bytes
 
 

@@ -112,6 +112,11 @@ class RoundedRows:
         """Note that these rows travel as a whole again, or not at all."""
         self._set(rows, False)
 
+    def clear(self) -> None:
+        """Note that no rows are rounded any more."""
+        self._is_rounded[:] = False
+        self.count = 0
+
     def take(self, limit: int) -> dict[int, Tensor]:
         """At most so many rounded rows, which travel exactly now: int64 `[n]` by number of the shard."""
         total, parts, scanned = len(self._is_rounded), list[Array](), 0

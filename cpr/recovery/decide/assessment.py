@@ -26,6 +26,8 @@ class ShardReport:
     bytes_per_row: int
     in_segment: bool = True
     """Of a shard of the new model: whether it lives in the worker's segment, and not on a GPU."""
+    is_chosen: bool = False
+    """Of a shard in a mirror: whether it holds only some rows (`mirror.rows`); the extent counts slots."""
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
@@ -92,6 +94,8 @@ class SegmentReport:
     """Of a mirror: samples trained by the run at its step; None: unknown."""
     rounded: int = 0
     """Of a mirror: rows whose weights are rounded as yet."""
+    share: float = 1.0
+    """Of a mirror: share of its owner's shards' bytes that is in the rows which it holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +131,8 @@ class Held:
     """Generation that completed the memory."""
     is_mirror: bool = False
     """Whether the shard is in the mirror of the worker that owned it."""
+    is_chosen: bool = False
+    """Whether the mirror holds only some rows of the shard; the extent counts its slots."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +145,8 @@ class MirrorMoment:
     """Samples trained by the run until then; None: unknown."""
     rounded: int = 0
     """Rows whose weights are rounded."""
+    share: float = 1.0
+    """Share of the bytes of the mirrored shards that is in the rows which it holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +171,7 @@ class Assessment:
     interrupted: bool
     """Whether rows had begun to change in the next step."""
     held: tuple[Held, ...]
+    """Shards of which all rows are held."""
     needed: tuple[Needed, ...]
     lost: dict[int, float] = field(default_factory=dict)
     """Share of its shards that each old worker lost."""
@@ -180,12 +189,15 @@ class Assessment:
     """The newest counters of each table's optimizer, where known."""
     mirrored: Mapping[int, MirrorMoment] = field(default_factory=dict)
     """Old workers in `lost` of which there is a mirror."""
+    chosen: tuple[Held, ...] = ()
+    """Shards in mirrors of which only some rows are held."""
 
     @property
     def missing(self) -> list[int]:
-        """Old workers in `lost` of which there is no mirror of the step of the newest replicated state."""
+        """Old workers in `lost` of which no mirror has all rows as of the newest replicated state."""
         step = None if self.slot is None else self.slot.step
-        return [rank for rank in self.lost if rank not in self.mirrored or self.mirrored[rank].step != step]
+        whole = {rank for rank, each in self.mirrored.items() if each.step == step and each.share == 1}
+        return [rank for rank in self.lost if rank not in whole]
 
 
 def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
@@ -225,11 +237,17 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
         slot=slot,
         slot_of=None if slot is None else (-minus_rank, -minus_at),
         interrupted=slot is not None and any(each.was_interrupted(slot) for each in current),
-        held=tuple(held for each in current for held in each.held()),
+        held=tuple(held for each in current for held in each.held() if not held.is_chosen),
+        chosen=tuple(held for each in current for held in each.held() if held.is_chosen),
         needed=tuple(needed for report in reports for needed in _needed(report, current)),
         lost=lost,
         mirrored={
-            rank: MirrorMoment(step=each.step, samples=each.segment.samples, rounded=each.segment.rounded)
+            rank: MirrorMoment(
+                step=each.step,
+                samples=each.segment.samples,
+                rounded=each.segment.rounded,
+                share=each.segment.share,
+            )
             for rank, each in mirrors.items()
         },
         old_world_size=old_world_size,
@@ -300,6 +318,7 @@ class _Found:
                 step=self.step,
                 generation=self.segment.generation,
                 is_mirror=self.segment.is_mirror,
+                is_chosen=shard.is_chosen,
             )
 
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from cpr.checkpoint.format.tree_file import dtype_name
 from cpr.errors import DamagedMemoryError, UnreadableMemoryError
 from cpr.extent import Extent
 from cpr.mirror.copy import finish_writing
+from cpr.mirror.pieces import NUMBERS
 from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport
 from cpr.recovery.run.progress import losses_in
 from cpr.recovery.worker.memory import Claimed, WorkerMemory, counters_in
@@ -20,6 +22,16 @@ from cpr.shards.shard import TableShard, bytes_per_row
 
 PROGRESS_STATE = "recovery"
 """Name of `RunProgress` among the registered states."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenSlots:
+    """The rows of a mirror that holds only some, and where they are among its columns."""
+
+    rows: Tensor
+    """Row ids of the table, int64 `[n]`, ascending."""
+    slots: Tensor
+    """int64 `[n]`."""
 
 
 @dataclass
@@ -31,6 +43,8 @@ class Inventory:
     """Columns of each shard that is held, in the order of the report's segments and shards."""
     extents: list[Extent] = field(default_factory=list)
     """Extents of the same shards."""
+    chosen: dict[int, ChosenSlots] = field(default_factory=dict)
+    """Of shards that hold only some rows, by their number among the columns: which row is where."""
     trees: list[Any] = field(default_factory=list)
     """Replicated state of each segment; None where there is none."""
 
@@ -87,18 +101,22 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
         if layout.is_mirror:
             finish_writing(segment)
         for held in segment.held_shards():
-            shards.append(_report(held.extent, held.columns))
+            columns = dict(held.columns)
+            numbers = columns.pop(NUMBERS, None)
+            if numbers is not None:
+                found.chosen[len(found.columns)] = _chosen_slots(held.extent, numbers)
+            shards.append(replace(_report(held.extent, columns), is_chosen=numbers is not None))
             found.extents.append(held.extent)
-            found.columns.append(held.columns)
+            found.columns.append(columns)
     except DamagedMemoryError as error:
         problems.append(str(error))
-    slot, tree, samples, rounded = None, None, None, 0
+    slot, tree, samples, mirror = None, None, None, dict[str, Any]()
     try:
         read = segment.replica.read()
         if read is not None and layout.is_mirror:
             samples = read[1]["samples"] if read[0] == segment.status.step_finished else None
             tree = read[1]
-            rounded = tree["mirror"]["rounded"]
+            mirror = tree["mirror"]
         elif read is not None:
             step, tree = read
             slot = _slot(step, tree["common"]["registered"][PROGRESS_STATE])
@@ -125,7 +143,7 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
         problem="; ".join(problems) or None,
         is_mirror=layout.is_mirror,
         samples=samples,
-        rounded=rounded,
+        **mirror,
     )
 
 
@@ -138,6 +156,20 @@ def _slot(step: int, progress: Mapping[str, Any]) -> Slot:
         progress_generation=progress["progress_generation"],
         losses=losses_in(progress),
     )
+
+
+def _chosen_slots(extent: Extent, numbers: Tensor) -> ChosenSlots:
+    """Which rows are in the slots of a mirror, from its column `NUMBERS`.
+
+    Raises:
+        DamagedMemoryError: a number stands twice, or is of no row of the table.
+    """
+    slots = torch.nonzero(numbers).view(-1)
+    rows, order = (numbers[slots] - 1 + extent.row_offset).sort()
+    fits = not rows.numel() or (rows[0] >= extent.row_offset and rows[-1] < extent.table_shape[0])
+    if not fits or not bool((rows.diff() > 0).all()):
+        raise DamagedMemoryError(f"the rows in the mirror of {extent.name} are not those of a shard")
+    return ChosenSlots(rows, slots[order])
 
 
 def _report(extent: Extent, columns: Mapping[str, Tensor]) -> ShardReport:

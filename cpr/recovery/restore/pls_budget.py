@@ -3,7 +3,7 @@
 All ranks make the same calls and get the same answers.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,7 +58,7 @@ class PlsBudget:
         """
         costs = [self._cost_of_mirror(found, rank, moment) for rank, moment in found.mirrored.items()]
         if save_step is not None:
-            costs.append(self._cost_of_save(found, plan, save_step))
+            costs += self._costs_of_save(found, plan, save_step)
         return _together(costs)
 
     def _cost_of_mirror(self, found: Assessment, rank: int, moment: MirrorMoment) -> Cost:
@@ -76,23 +76,44 @@ class PlsBudget:
             charges=(Charge(size, rank, share, begin, done, self._progress.generation),),
         )
 
-    def _cost_of_save(self, found: Assessment, plan: Sequence[ShardSources], save_step: int) -> Cost:
+    def _costs_of_save(
+        self, found: Assessment, plan: Sequence[ShardSources], save_step: int
+    ) -> Iterator[Cost]:
+        """Price the rows that come from a save: of old workers without mirrors, or that their mirrors lack.
+
+        What the latter lost since the moment of the mirror is in its own price.
+        """
         progress, old_world_size = self._progress, found.old_world_size
         saved, done = progress.samples_at(save_step), progress.samples_done
+        partly = {rank: moment for rank, moment in found.mirrored.items() if moment.share < 1}
         unmirrored = {rank: share for rank, share in found.lost.items() if rank not in found.mirrored}
-        lost = {old_world_size: unmirrored or {UNKNOWN_RANK: 1.0}}
+        lost = {old_world_size: unmirrored or ({} if partly else {UNKNOWN_RANK: 1.0})}
         if self._group.world_size != old_world_size:
             # The next failure may be counted by the new ranks: both counts must know this loss.
             lost[self._group.world_size] = lost_share_by_rank(plan)
+        yield self._cost_between(lost, old_world_size, saved, done)
+        for rank, moment in partly.items():
+            until = done if moment.samples is None else max(saved, min(moment.samples, done))
+            share = found.lost[rank] * (1 - moment.share)
+            yield self._cost_between({old_world_size: {rank: share}}, old_world_size, saved, until)
+
+    def _cost_between(
+        self, lost: Mapping[int, Mapping[int, float]], old_world_size: int, saved: int, until: int
+    ) -> Cost:
+        """Price rows of a save that have lost the samples from `saved` to `until`.
+
+        `lost`: share of its shards that each worker lost, by world size and rank.
+        """
+        progress, of_old = self._progress, lost[old_world_size]
         return Cost(
-            samples=done - saved,
-            lost=samples_lost(lost[old_world_size], done, saved, old_world_size, progress.charges),
-            pls=self._pls_added(lost[old_world_size], done, saved, old_world_size),
+            samples=progress.samples_done - saved,
+            lost=samples_lost(of_old, until, saved, old_world_size, progress.charges),
+            pls=self._pls_added(of_old, until, saved, old_world_size),
             expected=pls_expected(
-                lost[old_world_size], progress.samples_between_saves, self._total_samples, old_world_size
+                of_old, progress.samples_between_saves, self._total_samples, old_world_size
             ),
             charges=tuple(
-                Charge(world_size, rank, share, saved, done, progress.generation)
+                Charge(world_size, rank, share, saved, until, progress.generation)
                 for world_size, shares in lost.items()
                 for rank, share in shares.items()
             ),

@@ -24,6 +24,7 @@ from cpr.recovery.restore.transfer import (
     lost_share,
     origins,
     plan_sources,
+    with_chosen,
 )
 from cpr.recovery.restore.ways import OpenWay, Ways, row_bytes, seconds_per_sample, slowest_rate
 from cpr.recovery.run.progress import RunProgress
@@ -91,7 +92,8 @@ class Restorer:
         self._initialize, self._changes = initialize or (lambda checkpointer: None), changes
         self._budget = PlsBudget(checkpointer, group, progress, start.total_samples)
         self.restored: dict[str, list[tuple[int, int]]] = {}
-        """Row intervals of this rank that came from the checkpoint in a partial recovery, by shard."""
+        """Row intervals of this rank that came from the checkpoint in a partial recovery, by shard; without
+        shards of which some of these rows came from mirrors."""
         self.fell_back = False
         """Whether live rows, or this rank's lost rows, build on an older save than the newest."""
         self._ways = Ways(self._budget, progress)
@@ -121,6 +123,7 @@ class Restorer:
             self._refuse_diverged(reports)
             found = assess(reports, self._directory)
             plan: Sequence[ShardSources] = plan_sources(found.needed, found.held)
+            plan = with_chosen(self._group, plan, found.chosen, own.chosen)
             decision = self._decide(found, plan)
         with self._phases.measured("restore"):
             tree = self._take_over(decision, found, own)
@@ -231,17 +234,21 @@ class Restorer:
         """Keep live values and load lost rows; if that fails on any rank, decide that all go back."""
         found, plan = chosen.found, chosen.plan
         if own.report.adopted and any(
-            each.lost_rows and each.needed.rank == self._group.rank for each in plan
+            each.lost_ranges and each.needed.rank == self._group.rank for each in plan
         ):
             self._segment.unseal()  # adopted rows are about to be overwritten: a death now loses them
         if full := self._full_if(self._put_back(tree, *self._own_states(found, own))):
             return full
-        transfer = RowTransfer(self._group, self._checkpointer.shards, own.columns, own.extents)
+        shards = self._checkpointer.shards
+        transfer = RowTransfer(self._group, shards, own.columns, own.extents, own.chosen)
         began = time.perf_counter()
         done.bytes_moved = transfer.move(plan)
         done.move_s = time.perf_counter() - began
         if full := self._full_if(self._load_lost(plan, found.interrupted, done)):
             return full
+        began = time.perf_counter()
+        done.bytes_moved = transfer.move_chosen(plan)
+        done.move_s += time.perf_counter() - began
         steps = [step for step in self._group.gather(done.save_step) if step is not None]
         save_step = min(steps, default=None)
         newest = self._directory.newest
@@ -346,7 +353,9 @@ class Restorer:
         done.save_step, done.bytes_read = state.step, bytes_read
         done.load_s = time.perf_counter() - began
         done.passed_over = tuple(f"save {each.sequence}: {each.reason}" for each in passed_over)
-        self.restored, self._restored_from = lost, state.sequence
+        mirrored = {names[each.needed.extent] for each in plan if each.chosen}
+        self.restored = {name: ranges for name, ranges in lost.items() if name not in mirrored}
+        self._restored_from = state.sequence
         return None
 
     def _load_all(self, done: _Restored, is_fresh: bool) -> None:

@@ -5,12 +5,15 @@ where it is the source or the target, so that no two wait for each other.
 
 A row whose columns are held by several workers (a table split by columns) is put together if all its columns
 are left. If some are gone the row counts as lost, so that a row and its optimizer state stay of one moment.
+Rows in a mirror of chosen rows (`mirror.rows`) lie anywhere in a shard. The others of such a shard come from
+the checkpoint: so the whole shard does, and the mirrored rows are put over it.
+
 Optimizer state with one number a row follows the same rules as when it comes from a checkpoint
 (`cpr.checkpoint.load.shard_loader`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Final
 
@@ -21,7 +24,9 @@ from cpr.checkpoint.collectives import RankGroup
 from cpr.checkpoint.format.row_file import RowBatch
 from cpr.checkpoint.load.shard_loader import Target
 from cpr.extent import Extent, Interval, common, contains
+from cpr.mirror.pieces import NUMBERS
 from cpr.recovery.decide.assessment import Held, Needed
+from cpr.recovery.decide.inventory import ChosenSlots
 from cpr.recovery.run.report import RowOrigin, ShardLoss
 from cpr.shards.shard import TableShard, bytes_per_row
 
@@ -58,31 +63,49 @@ class Band:
 
 
 @dataclass(frozen=True)
+class ChosenSource:
+    """A mirror of chosen rows of which some are needed."""
+
+    rank: int
+    index: int
+    num_rows: int
+    """Needed rows in it."""
+
+
+@dataclass(frozen=True)
 class ShardSources:
     """Where the rows of one new shard come from."""
 
     needed: Needed
     bands: tuple[Band, ...]
     """Every row of the shard once, in order; empty where the shard is adopted."""
+    chosen: tuple[ChosenSource, ...] = ()
+    """Mirrors that hold some of the rows in bands without sources, each row once at most."""
 
     @property
     def moved_rows(self) -> int:
         """Number of rows that are copied from held shards."""
-        return sum(band.num_rows for band in self.bands if band.sources)
+        return sum(band.num_rows for band in self.bands if band.sources) + self.chosen_rows
 
     @property
     def mirrored_rows(self) -> int:
         """Number of rows that are copied, some of their columns at least, from mirrors."""
-        return sum(band.num_rows for band in self.bands if any(each.is_mirror for each in band.sources))
+        bands = [band for band in self.bands if any(each.is_mirror for each in band.sources)]
+        return sum(band.num_rows for band in bands) + self.chosen_rows
+
+    @property
+    def chosen_rows(self) -> int:
+        """Number of rows that are copied from mirrors of chosen rows."""
+        return sum(each.num_rows for each in self.chosen)
 
     @property
     def lost_rows(self) -> int:
         """Number of rows that no worker holds."""
-        return sum(band.num_rows for band in self.bands if not band.sources)
+        return sum(end - begin for begin, end in self.lost_ranges) - self.chosen_rows
 
     @property
     def lost_ranges(self) -> list[Interval]:
-        """Row intervals that no worker holds."""
+        """Row intervals that no worker holds, except for rows that `chosen` has."""
         return [band.rows for band in self.bands if not band.sources]
 
     @property
@@ -102,6 +125,54 @@ def plan_sources(needed: Sequence[Needed], held: Sequence[Held]) -> list[ShardSo
     for each in held:
         by_table.setdefault(each.extent.table_fqn, []).append(each)
     return [_sources(each, by_table.get(each.extent.table_fqn, [])) for each in needed]
+
+
+def with_chosen(
+    group: RankGroup,
+    plan: Sequence[ShardSources],
+    held: Sequence[Held],
+    slots: Mapping[int, ChosenSlots],
+) -> Sequence[ShardSources]:
+    """Add mirrors of chosen rows to a plan; all ranks call it, and get the same.
+
+    A mirror is used for shards with the same columns of the table.
+
+    Args:
+        group: all ranks.
+        plan: from `plan_sources`.
+        held: mirrors of chosen rows, the same on all ranks.
+        slots: of those that this rank holds, by `Held.index`.
+    """
+    if not held:
+        return plan
+    found = [
+        (number, ChosenSource(each.rank, each.index, num_rows))
+        for number, sources in enumerate(plan)
+        for each in held
+        if each.rank == group.rank and _has_columns(each.extent, sources.needed.extent)
+        if (num_rows := int(_chosen_in(slots[each.index], sources.lost_ranges).sum()))
+    ]
+    by_number: dict[int, list[ChosenSource]] = {}
+    for number, source in (pair for pairs in group.gather(found) for pair in pairs):
+        by_number.setdefault(number, []).append(source)
+    return [replace(sources, chosen=tuple(by_number.get(number, ()))) for number, sources in enumerate(plan)]
+
+
+def _has_columns(held: Extent, needed: Extent) -> bool:
+    return (held.table_fqn, held.table_shape, held.cols) == (
+        needed.table_fqn,
+        needed.table_shape,
+        needed.cols,
+    )
+
+
+def _chosen_in(slots: ChosenSlots, ranges: Sequence[Interval]) -> Tensor:
+    """Which of the rows of a mirror lie in some intervals: bool `[n]`."""
+    is_in = torch.zeros(slots.rows.numel(), dtype=torch.bool)
+    for interval in ranges:
+        begin, end = torch.searchsorted(slots.rows, torch.tensor(interval)).tolist()
+        is_in[begin:end] = True
+    return is_in
 
 
 def lost_share(plan: Sequence[ShardSources], *, with_mirrored: bool = False) -> float:
@@ -219,6 +290,7 @@ class RowTransfer:
         shards: of this rank in the new model.
         held: columns of what this rank holds, `[num_rows, ...]` on the CPU, in the order of `Held.index`.
         extents: of `held`.
+        slots: of those that hold only chosen rows, by number.
     """
 
     def __init__(
@@ -227,8 +299,9 @@ class RowTransfer:
         shards: Sequence[TableShard],
         held: Sequence[Columns],
         extents: Sequence[Extent],
+        slots: Mapping[int, ChosenSlots],
     ) -> None:
-        self._group = group
+        self._group, self._slots = group, slots
         self._shards = {shard.extent: shard for shard in shards}
         self._held = list(zip(held, extents, strict=True))
         self._bytes = 0
@@ -249,6 +322,39 @@ class RowTransfer:
                 mine.invalidate()
         return self._bytes
 
+    @torch.no_grad()
+    def move_chosen(self, plan: Sequence[ShardSources]) -> int:
+        """Put rows from mirrors of chosen rows over those of the checkpoint; returns as `move`."""
+        for sources in plan:
+            extent = sources.needed.extent
+            mine = self._shards[extent] if sources.needed.rank == self._group.rank else None
+            if mine is not None and sources.chosen:
+                mine.flush()
+            target = Target(mine, [extent]) if mine is not None else None
+            for source in sources.chosen:
+                self._move_chosen(source, sources, target)
+            if mine is not None and sources.chosen:
+                mine.invalidate()
+        return self._bytes
+
+    def _move_chosen(self, source: ChosenSource, sources: ShardSources, target: Target | None) -> None:
+        extent = sources.needed.extent
+        if source.rank == self._group.rank:
+            slots, (held, _) = self._slots[source.index], self._held[source.index]
+            is_in = _chosen_in(slots, sources.lost_ranges)
+            rows, places = slots.rows[is_in], slots.slots[is_in]
+            for begin, end in _blocks((0, source.num_rows), 8 + _row_bytes(held)):
+                columns = {name: column[places[begin:end]] for name, column in held.items()}
+                if target is not None:
+                    self._lay(target, extent, rows[begin:end], columns)
+                else:
+                    self._group.send(_packed({NUMBERS: rows[begin:end], **columns}), sources.needed.rank)
+        elif target is not None:
+            like = {NUMBERS: torch.empty(0, dtype=torch.int64), **target.shard.columns}
+            for begin, end in _blocks((0, source.num_rows), _row_bytes(like)):
+                columns = self._received(like, end - begin, source.rank)
+                self._lay(target, extent, columns.pop(NUMBERS), columns)
+
     def _move_band(self, rank: int, mine: TableShard | None, extent: Extent, band: Band) -> None:
         parts = [extent.narrowed(band.rows, source.cols) for source in band.sources]
         target = Target(mine.narrow(*band.rows), parts) if mine is not None else None
@@ -265,9 +371,7 @@ class RowTransfer:
 
     def _send(self, rank: int, source: Source, rows: Interval) -> None:
         for block in _blocks(rows, _row_bytes(self._columns(source, rows))):
-            columns = self._columns(source, block)
-            data = [columns[name].contiguous().view(-1).view(torch.uint8) for name in sorted(columns)]
-            self._group.send(torch.cat(data), rank)
+            self._group.send(_packed(self._columns(source, block)), rank)
 
     def _receive(self, target: Target, source: Source, part: Extent) -> None:
         like = {
@@ -275,18 +379,24 @@ class RowTransfer:
             for name, column in target.shard.columns.items()
         }
         for begin, end in _blocks(part.rows, _row_bytes(like)):
-            data = torch.empty((end - begin) * _row_bytes(like), dtype=torch.uint8)
-            self._group.receive(data, source.rank)
-            columns, first = {}, 0
-            for name in sorted(like):
-                last = first + (end - begin) * bytes_per_row(like[name])
-                flat = data[first:last].clone().view(like[name].dtype)  # clone: aligned for any dtype
-                columns[name] = flat.view(end - begin, *like[name].shape[1:])
-                first = last
-            self._lay(target, part, begin, columns)
+            self._lay(target, part, begin, self._received(like, end - begin, source.rank))
 
-    def _lay(self, target: Target, part: Extent, first_row: int, columns: Columns) -> None:
-        target.write(RowBatch(first_row, None, dict(columns)), part)
+    def _received(self, like: Columns, num_rows: int, rank: int) -> dict[str, Tensor]:
+        """Receive so many rows of columns like these."""
+        data = torch.empty(num_rows * _row_bytes(like), dtype=torch.uint8)
+        self._group.receive(data, rank)
+        columns, first = {}, 0
+        for name in sorted(like):
+            last = first + num_rows * bytes_per_row(like[name])
+            flat = data[first:last].clone().view(like[name].dtype)  # clone: aligned for any dtype
+            columns[name] = flat.view(num_rows, *like[name].shape[1:])
+            first = last
+        return columns
+
+    def _lay(self, target: Target, part: Extent, rows: int | Tensor, columns: Columns) -> None:
+        """Write rows, by the first of them or by their ids."""
+        first, ids = (rows, None) if isinstance(rows, int) else (int(rows[0]), rows)
+        target.write(RowBatch(first, ids, dict(columns)), part)
         self._bytes += sum(column.nbytes for column in columns.values())
 
     def _columns(self, source: Source, rows: Interval) -> Columns:
@@ -297,6 +407,10 @@ class RowTransfer:
         return {
             name: column[here, cols] if column.dim() == 2 else column[here] for name, column in held.items()
         }
+
+
+def _packed(columns: Columns) -> Tensor:
+    return torch.cat([columns[name].contiguous().view(-1).view(torch.uint8) for name in sorted(columns)])
 
 
 def _row_bytes(columns: Columns) -> int:

@@ -111,7 +111,8 @@ class Ways:
 
 def without_mirrors(found: Assessment) -> Assessment:
     """The same, as if no mirrors were left."""
-    return replace(found, mirrored={}, held=tuple(each for each in found.held if not each.is_mirror))
+    held = tuple(each for each in found.held if not each.is_mirror)
+    return replace(found, mirrored={}, held=held, chosen=())
 
 
 def row_bytes(plan: Sequence[ShardSources]) -> dict[int, tuple[int, int, int]]:

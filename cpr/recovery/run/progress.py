@@ -118,8 +118,12 @@ class RunProgress:
         """
         self.pls_total = None if added is None or self.pls_total is None else self.pls_total + added
         sizes = {each.world_size for each in charges}
-        known = {(each.world_size, each.rank): each for each in self.charges if each.world_size in sizes}
-        self.charges = tuple({**known, **{(each.world_size, each.rank): each for each in charges}}.values())
+        charged = {(each.world_size, each.rank) for each in charges}
+        known = [each for each in self.charges if each.world_size in sizes]
+        self.charges = (
+            *(each for each in known if (each.world_size, each.rank) not in charged),
+            *charges,
+        )
 
     def note_seconds(self, seconds: dict[str, float]) -> Recovery:
         """Put the seconds of each phase into the newest report, and return it."""

@@ -64,10 +64,12 @@ class ThreadGroup(RankGroup):
         return self.broadcast(data, source)
 
 
-def run_ranks(function: Callable[[ThreadGroup], Any], world_size: int = 2) -> list[Any]:
+def run_ranks(
+    function: Callable[[Any], Any], world_size: int = 2, kind: type[ThreadGroup] = ThreadGroup
+) -> list[Any]:
     """What the function gives on each rank, or the error that it raises there; no rank waits in vain."""
     board = _Board(world_size)
-    groups = [ThreadGroup(board, rank, world_size) for rank in range(world_size)]
+    groups = [kind(board, rank, world_size) for rank in range(world_size)]
 
     def run(group: ThreadGroup) -> Any:
         try:

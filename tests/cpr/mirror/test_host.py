@@ -3,8 +3,11 @@
 import time
 
 import pytest
+import torch
 
+from cpr.errors import NotEnoughMemoryError
 from cpr.mirror.config import MirrorConfig
+from cpr.mirror.pieces import NUMBERS
 from cpr.recovery.decide.assessment import RecoveryPolicy
 from cpr.resident.allocation import _Building, _names, _signature
 from tests.cpr.recovery.workers import LAYOUT, assert_same
@@ -67,3 +70,41 @@ def test_tables_in_shared_memory_need_no_mirror_there(new_worker, caplog):
     worker = new_worker(restarted=False, mirror=HOST).restore().train(3)
     assert worker.recovery.mirror is None
     assert "mirror.to has no effect: all tables live in shared memory" in caplog.text
+
+
+def test_rows_that_a_mirror_of_chosen_rows_lacks_come_from_the_save(new_worker, layout, monkeypatch):
+    monkeypatch.setattr("cpr.mirror.chosen_rows.CHOICE_MOMENTS", 4)
+    config = MirrorConfig(to="host", rows="priority", memory="2500B")
+    policy = RecoveryPolicy(max_lost_share=1.0)
+    if "unfused" in layout.values():  # all of its rows change, and there is nothing to choose
+        with pytest.raises(NotEnoughMemoryError, match=r"mirror\.memory is 2\.5 kB"):
+            new_worker(restarted=False, layout=layout, mirror=config).restore()
+        return
+    worker = new_worker(restarted=False, layout=layout, mirror=config).restore()
+    saved = worker.train(10).wait_for_save().values()
+    worker.train(2)
+    arrive(worker)
+    alive, share = worker.values(), worker.recovery._mirror._chosen.share
+    held = [each.columns[NUMBERS] for each in worker.recovery._mirror._keeper._copy.segment.held_shards()]
+    rows = [numbers[numbers > 0] - 1 for numbers in held]
+    names = [each.name for each in worker.recovery._mirror._shards]
+    worker.die()
+    again = new_worker(layout=layout, mirror=config, policy=policy).restore()
+    for name, value in again.values().items():
+        expected = alive[name]
+        shard = name.rpartition("/")[0]
+        if shard in names and value.dim():
+            chosen = rows[names.index(shard)]
+            assert 0 < len(chosen) < len(value)
+            expected = saved[name].clone()
+            expected[chosen] = alive[name][chosen]
+            assert not torch.equal(expected, saved[name])
+        assert torch.equal(value, expected), name
+    story = again.story
+    assert (story.kind, story.step, story.mirror_step, story.save_step) == ("partial", 12, 12, 10)
+    assert 0 < share < 1
+    assert story.pls_added == pytest.approx((1 - share) * 2 / 100)
+    assert sum(each.mirrored for each in story.sources) == sum(map(len, rows))
+    assert all(each.mirrored and each.lost and not each.moved for each in story.sources)
+    assert story.lost_share == 1
+    again.die()

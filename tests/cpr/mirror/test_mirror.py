@@ -10,11 +10,13 @@ import torch
 
 from cpr.errors import NotEnoughMemoryError
 from cpr.extent import Extent
+from cpr.mirror.chosen_rows import ChosenRows
 from cpr.mirror.config import MirrorConfig
 from cpr.mirror.copy import LOG_FILE, Moment, MomentLog, Owner, ShardForm, digest_of, finish_writing
 from cpr.mirror.keeper import Keeper
 from cpr.mirror.link import PATIENCE_S, Link, LinkLostError
 from cpr.mirror.mirror import Mirror, keepers
+from cpr.mirror.pieces import NUMBERS
 from cpr.rendezvous import WorkerInfo
 from cpr.rendezvous.launcher_env import LOOPBACK, OwnAddress
 from cpr.resident.home import Home
@@ -37,12 +39,14 @@ class Pair:
         group.emb_module.register_forward_pre_hook(self.age)
         self.dense = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.shards = [each for each in find_shards(self.model, [self.dense]) if not each.replicated]
-        forms = tuple(map(ShardForm.of, self.shards))
+        config = MirrorConfig(to="neighbour", **config)
+        num_slots = ChosenRows(config, self.shards, self.model).num_slots
+        forms = tuple(ShardForm.of(each, num_slots.get(place)) for place, each in enumerate(self.shards))
         self.owner = Owner(session_id="s", rank=3, world_size=4, generation=2, shards=forms)
         self.home = Home("run", root)
         self.keeper = Keeper(self.home, OwnAddress(name=LOOPBACK, interface=LOOPBACK), "s")
         self.mirror = Mirror(
-            MirrorConfig(to="neighbour", **config),
+            config,
             self.keeper,
             [self.keeper.address],
             self.owner,
@@ -87,27 +91,38 @@ class Pair:
         """Compare the copy, of this keeper or in a dead one's memory, with the rows of its step."""
         segment = segment or self.copy.segment
         step = segment.status.step_finished
-        for live, held, shape in zip(self.values[step], segment.held_shards(), self.shards, strict=True):
-            assert held.extent == shape.extent
-            assert live.keys() == held.columns.keys()
-            for name, column in held.columns.items():
-                assert torch.equal(column, live[name]), (step, held.extent.table_fqn, name)
+        for live, held in self.rows(segment):
+            assert live.keys() == held.keys()
+            for name, column in held.items():
+                assert torch.equal(column, live[name]), (step, name)
         replica_step, state = segment.replica.read()
         assert (replica_step, state["own"]) == (step, {"batch": step})
         assert (segment.status.epoch, segment.layout.is_mirror, segment.layout.rank) == (5, True, 3)
         return step
 
+    def rows(self, segment):
+        """Columns of the rows that a mirror holds, shard by shard: as they were at its step, and in it."""
+        values = self.values[segment.status.step_finished]
+        for live, held, mine in zip(values, segment.held_shards(), self.shards, strict=True):
+            assert held.extent.name == mine.name
+            columns, rows = dict(held.columns), torch.arange(held.extent.num_rows)
+            if (numbers := columns.pop(NUMBERS, None)) is not None:
+                slots = numbers.nonzero().view(-1)
+                rows = numbers[slots] - 1
+                assert rows.unique().numel() == rows.numel()
+                columns = {name: column[slots] for name, column in columns.items()}
+            yield {name: column[rows] for name, column in live.items()}, columns
+
     def check_rounded(self):
         """Check that no more rows of the copy differ than are said to be rounded, and these in weights."""
         segment = self.copy.segment
-        step, state = segment.replica.read()
+        _, state = segment.replica.read()
         num_different = 0
-        for live, held in zip(self.values[step], segment.held_shards(), strict=True):
+        for live, held in self.rows(segment):
             for name in live.keys() - {"weights"}:
-                assert torch.equal(held.columns[name], live[name])
-            weights = held.columns["weights"]
-            num_different += int((weights != live["weights"]).any(1).sum())
-            assert torch.allclose(weights, live["weights"], rtol=0.01, atol=0.01)
+                assert torch.equal(held[name], live[name])
+            num_different += int((held["weights"] != live["weights"]).any(1).sum())
+            assert torch.allclose(held["weights"], live["weights"], rtol=0.01, atol=0.01)
         rounded = state["mirror"]["rounded"]
         assert num_different <= rounded == self.mirror.figures.rounded
         return rounded
@@ -297,3 +312,33 @@ def test_a_mirror_of_rounded_rows_becomes_exact(pair, monkeypatch, wire_dtype):
         assert seen[-1] < seen[-2]
     assert made.check() == made.steps
     assert len(seen) > 2, "the rests of all rows did not fit into one moment"
+
+
+@pytest.mark.parametrize("scheme", ["mfu", "ssu"])
+@pytest.mark.parametrize("wire_dtype", ["fp32", "bf16"])
+def test_a_mirror_of_chosen_rows_has_them_exactly(pair, monkeypatch, scheme, wire_dtype):
+    monkeypatch.setattr("cpr.mirror.mirror.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("cpr.mirror.chosen_rows.CHOICE_MOMENTS", 4)
+    monkeypatch.setattr("cpr.mirror.chosen_rows.JOINING_BYTES", 250)  # six rows
+    made = pair(rows="priority", scheme=scheme, memory="1500B", wire_dtype=wire_dtype)
+    seen = set()
+    for number in range(24):
+        if number == 12:
+            made.mirror._link.close()
+        made.train(1)
+        if made.mirror.step_sent is None:
+            continue
+        if wire_dtype == "fp32":
+            assert made.check() == made.mirror.step_sent
+        else:
+            made.check_rounded()
+        first, *_ = made.copy.segment.held_shards()
+        seen.update(first.columns[NUMBERS].tolist())
+    held = sum(
+        columns["weights"].shape[0] * mine.bytes_per_row
+        for (_, columns), mine in zip(made.rows(made.copy.segment), made.shards, strict=True)
+    )
+    _, state = made.copy.segment.replica.read()
+    total = sum(each.num_rows * each.bytes_per_row for each in made.shards)
+    assert state["mirror"]["share"] == pytest.approx(held / total)
+    assert len(seen - {0}) > made.owner.shards[0].extent.num_rows, "the choice never changed"

@@ -80,8 +80,8 @@ def impatient(monkeypatch):
 
 
 @pytest.fixture
-def pair(world_of_one, tmp_path):
-    made = Pair(tmp_path)
+def pair(request, world_of_one, tmp_path):
+    made = Pair(tmp_path, **getattr(request, "param", {}))
     made.networks = []
     made.train(10)
     yield made
@@ -192,6 +192,7 @@ def test_a_slow_network_is_not_taken_for_a_lost_one(monkeypatch):
         sender.close()
 
 
+@pytest.mark.parametrize("pair", [{}, {"rows": "priority", "memory": "1500B"}], indirect=True)
 def test_a_keeper_that_is_lost_for_long_is_replaced_by_the_next_one(
     pair, network, second, monkeypatch, caplog
 ):
@@ -209,6 +210,7 @@ def test_a_keeper_that_is_lost_for_long_is_replaced_by_the_next_one(
     pair.arrive()
     pair.train(10)
     assert pair.check(second._copies[3].segment) == pair.steps == pair.mirror.step_sent
+    assert all(held["weights"].numel() for _, held in pair.rows(second._copies[3].segment))
     assert pair.check(first) == step
     assert f"the mirror of rank 3 goes to {LOOPBACK}, and is filled" in caplog.text
 

@@ -2,12 +2,14 @@
 
 import random
 from statistics import fmean, stdev
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr.recovery.restore.pls_budget import pls_added, pls_expected
+from cpr.recovery.decide.assessment import Assessment, MirrorMoment
+from cpr.recovery.restore.pls_budget import PlsBudget, pls_added, pls_expected
 from cpr.recovery.run.progress import Charge, RunProgress
 
 
@@ -65,6 +67,36 @@ def test_what_is_expected_is_unknown_without_saves_or_a_total():
     assert pls_expected({0: 1.0}, None, 100, 4) is None
     assert pls_expected({0: 1.0}, 10.0, None, 4) is None
     assert pls_expected({0: 0.5}, 10.0, 100, 4) == pytest.approx(0.5 * 5 / 400)
+
+
+@given(
+    saved=st.integers(0, 9), behind=st.integers(0, 5), share=st.floats(0, 0.99), is_other_lost=st.booleans()
+)
+def test_rows_that_a_mirror_lacks_cost_their_own_age(saved, behind, share, is_other_lost):
+    """Of worker 1, whose mirror has some rows, and perhaps of worker 0 without a mirror; charged once."""
+    progress = RunProgress()
+    for step in range(16):
+        if step == saved:
+            progress.note_save()
+        progress.step(10)
+    mirrored = MirrorMoment(step=16 - behind, samples=160 - 10 * behind, share=share)
+    found = Assessment(
+        slot=None,
+        slot_of=None,
+        interrupted=False,
+        held=(),
+        needed=(),
+        lost={1: 1.0} | ({0: 0.5} if is_other_lost else {}),
+        old_world_size=2,
+        mirrored={1: mirrored},
+    )
+    budget = PlsBudget(None, SimpleNamespace(world_size=2, rank=0), progress, 1000)
+    cost = budget.cost_of_loss(found, [], saved)
+    samples = 10 * behind + (1 - share) * (160 - 10 * behind - 10 * saved)
+    assert cost.pls == pytest.approx((samples + 0.5 * (160 - 10 * saved) * is_other_lost) / 2000)
+    assert cost.samples == 160 - 10 * saved
+    budget.charge(cost)
+    assert budget.cost_of_loss(found, [], saved).pls == 0
 
 
 SHARES = st.dictionaries(st.integers(0, 7), st.floats(0, 1))

@@ -2,15 +2,28 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from queue import SimpleQueue
+from unittest.mock import patch
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr.extent import Extent
 from cpr.recovery.decide.assessment import Held, Needed
-from cpr.recovery.restore.transfer import lost_share, lost_share_by_rank, origins, plan_sources
+from cpr.recovery.decide.inventory import ChosenSlots
+from cpr.recovery.restore.transfer import (
+    RowTransfer,
+    lost_share,
+    lost_share_by_rank,
+    origins,
+    plan_sources,
+    with_chosen,
+)
 from cpr.recovery.run.report import RowOrigin
+from cpr.shards.shard import TableShard
+from tests.cpr.checkpoint.world import PATIENCE_S, ThreadGroup, run_ranks
 
 DIM = 8
 
@@ -148,3 +161,92 @@ def test_lost_share_counts_bytes():
 def test_rows_by_origin_are_counted_over_all_shards_of_a_table():
     plan = plan_sources([replace(needed((0, 10)), adopted=True), needed((10, 40))], [held((10, 20))])
     assert origins(plan) == (RowOrigin(table_fqn="a", adopted=10, moved=10, lost=20),)
+
+
+class Post(ThreadGroup):
+    """Ranks that also send to each other."""
+
+    def _queue(self, source, target):
+        return self._board.values.setdefault((source, target), SimpleQueue())
+
+    def send(self, data, rank):
+        self._queue(self.rank, rank).put(data.clone())
+
+    def receive(self, data, rank):
+        data.copy_(self._queue(rank, self.rank).get(timeout=PATIENCE_S))
+
+
+def columns(num_rows, value):
+    return {"sum": torch.full((num_rows,), value), "weights": torch.full((num_rows, DIM), value)}
+
+
+CHOSEN = st.sets(st.integers(0, 39))
+
+
+@given(chosen=st.tuples(CHOSEN, CHOSEN), is_survivor_half=st.booleans(), message_bytes=st.integers(40, 400))
+def test_rows_of_mirrors_of_chosen_rows_lie_over_those_of_the_save(chosen, is_survivor_half, message_bytes):
+    """Both halves of a table were lost, or one; rank 0 has mirrors of both, and rank 1 needs all rows."""
+    first = {row for row in chosen[0] if row < 20}
+    second = {row for row in chosen[1] if row >= 20}
+    need = [needed((0, 40), rank=1)]
+    live = [held((0, 20), rank=1, index=0)] if is_survivor_half else []
+    mirrors = [
+        replace(held((begin, begin + 20), rank=0, index=index), is_mirror=True, is_chosen=True)
+        for index, begin in ((0, 0), (1, 20))
+    ]
+
+    def run(group):
+        slots, data, extents = {}, [], []
+        if group.rank == 0:
+            for index, rows in enumerate((first, second)):
+                order = torch.randperm(len(rows)) + 1  # slot 0 is empty
+                slots[index] = ChosenSlots(torch.tensor(sorted(rows), dtype=torch.int64), order)
+                mirror = columns(21, -1.0)
+                for row, slot in zip(sorted(rows), order.tolist(), strict=True):
+                    mirror["sum"][slot] = mirror["weights"][slot] = 100.0 + row
+                data.append(mirror)
+                extents.append(mirrors[index].extent)
+        else:
+            data, extents = [columns(20, 7.0)], [place((0, 20))]
+        model = columns(40, 0.0)
+        shard = TableShard(
+            table_fqn="a",
+            table_shape=(40, DIM),
+            row_offset=0,
+            col_offset=0,
+            replicated=False,
+            weights=model.pop("weights"),
+            optimizer_state=model,
+        )
+        plan = with_chosen(group, plan_sources(need, live), mirrors, slots)
+        transfer = RowTransfer(group, [shard] if group.rank else [], data, extents, slots)
+        transfer.move(plan)
+        moved = transfer.move_chosen(plan)
+        return plan, shard, moved
+
+    with patch("cpr.recovery.restore.transfer.MESSAGE_BYTES", message_bytes):
+        (plan, _, _), (same, shard, moved) = run_ranks(run, kind=Post)
+    assert plan == same
+    expected = torch.zeros(40)
+    mirrored = sorted(second if is_survivor_half else first | second)
+    expected[mirrored] = 100.0 + torch.tensor(mirrored)
+    if is_survivor_half:
+        expected[:20] = 7.0
+    assert torch.equal(shard.optimizer_state["sum"], expected)
+    assert torch.equal(shard.weights, expected[:, None].expand(40, DIM))
+    num_live, num_mirrored = 20 * is_survivor_half, len(mirrored)
+    assert moved == 36 * (num_live + num_mirrored)
+    (origin,) = origins(plan)
+    assert (origin.moved, origin.mirrored, origin.lost) == (
+        num_live,
+        num_mirrored,
+        40 - num_live - num_mirrored,
+    )
+
+
+def test_a_mirror_of_other_columns_of_chosen_rows_is_not_used():
+    mirror = replace(held((0, 40), (0, 4)), is_mirror=True, is_chosen=True)
+    slots = {0: ChosenSlots(torch.arange(3), torch.arange(3))}
+    plan = plan_sources([needed((0, 40))], [])
+    ((sources,),) = run_ranks(lambda group: with_chosen(group, plan, [mirror], slots), 1)
+    assert (sources.mirrored_rows, sources.lost_rows) == (0, 40)
