@@ -436,6 +436,11 @@ def test_the_plan_is_what_cpr_plan_prints(capsys):
     assert capsys.readouterr().out.startswith(shown("cpr plan").rstrip("\n"))
 
 
+def test_the_plan_with_mirrors_is_what_cpr_plan_prints(capsys):
+    assert entry(next(words for words in lines_of("plan") if "--rows" in words)) == 0
+    assert capsys.readouterr().out.endswith(shown("cpr plan, mirrors"))
+
+
 @pytest.mark.parametrize("words", lines_of("simulate", "clean"), ids=shlex.join)
 def test_quick_commands_run(words, tmp_path, monkeypatch):
     monkeypatch.setenv("CPR_RESIDENT_ROOT", str(tmp_path))

@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415 - the imports are slow, and only these commands need them
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,8 @@ from cpr.humanize import parse_duration
 if TYPE_CHECKING:
     from cpr.estimator.history import RunHistory
     from cpr.estimator.planning.estimator_inputs import EstimatorInputs
+    from cpr.estimator.planning.formulas import Job
+    from cpr.estimator.planning.mirror import MirrorModel
 
 TIMES: Final = (
     ("--total", "T_total", "useful training time of the job, such as 56h"),
@@ -24,6 +27,16 @@ TIMES: Final = (
     ("--load", "O_load", "to load after a failure"),
     ("--reschedule", "O_res", "to have a replacement at work after a failure"),
 )
+MIRROR: Final = (
+    ("--rows", "rows", int, "N", "rows of a node's tables; with the next two, mirrors are considered"),
+    ("--row-bytes", "row_bytes", int, "N", "bytes of a row, with its optimizer state"),
+    ("--changed-rows", "changed_rows", float, "N", "rows of a node that a step changes: distinct lookups"),
+    ("--workers", "workers", int, "N", "workers of a node (default: 1)"),
+    ("--link", "link_gbps", float, "GBPS", "network between two nodes, in Gb/s (default: 25)"),
+    ("--mirror-every", "every_steps", int, "STEPS", "steps from moment to moment (default: 1)"),
+    ("--mirror-share", "share", float, "SHARE", "share of the rows that is mirrored (default: 1)"),
+)
+"""Flags of mirrors, which are not times."""
 PICTURES: Final = (".png", ".svg", ".pdf")
 
 
@@ -57,6 +70,44 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CSV",
         help="log of failures with the columns began, ended (ISO 8601) and failed (yes or no), "
         "or lasted (such as 13.5h) and failed",
+    )
+
+    _add_group_arguments(parser)
+    _add_mirror_arguments(parser)
+
+
+def _add_group_arguments(parser: argparse.ArgumentParser) -> None:
+    groups = parser.add_argument_group("failures of several nodes")
+    groups.add_argument(
+        "--group-share", type=float, metavar="SHARE", help="of failures, that take a group of nodes at once"
+    )
+    groups.add_argument("--group-nodes", type=int, metavar="N", help="nodes of a group, such as a rack")
+
+
+def _add_mirror_arguments(parser: argparse.ArgumentParser) -> None:
+    mirrors = parser.add_argument_group(
+        "mirrors", "Copies of each node's rows in the memory of the next node, in a ring."
+    )
+    for flag, name, kind, metavar, what in MIRROR:
+        mirrors.add_argument(flag, dest=name, type=kind, metavar=metavar, help=what)
+    mirrors.add_argument(
+        "--step",
+        dest="step_s",
+        type=_duration,
+        metavar="TIME",
+        help="of a training step without mirrors (default: measured by --run)",
+    )
+    mirrors.add_argument(
+        "--mirror-slows",
+        dest="slows_s",
+        type=_duration,
+        metavar="TIME",
+        help="what a step loses to the mirror (default: its processor time, one core for each worker)",
+    )
+    mirrors.add_argument(
+        "--mirror-apart",
+        action="store_true",
+        help="neighbours in the ring are in different groups, as nodes are numbered across racks",
     )
 
 
@@ -103,6 +154,51 @@ def inputs_of(options: argparse.Namespace) -> "EstimatorInputs":
         ) from error
     given = {name: getattr(options, name) for name in FLAGS}
     return gather(given, [_history(uri) for uri in options.runs], log)
+
+
+def groups_of(options: argparse.Namespace, job: "Job") -> tuple[float, int]:
+    """Share of failures that take several nodes, and their number; by default as measured in runs."""
+    if (options.group_share is None) != (options.group_nodes is None):
+        raise ValueError("--group-share and --group-nodes belong together: give both or neither")
+    if options.group_share is not None:
+        return options.group_share, options.group_nodes
+    if job.nodes_lost <= 1:
+        return 0.0, 1
+    size = math.ceil(job.nodes_lost)
+    return (job.nodes_lost - 1) / (size - 1), size
+
+
+def mirror_of(
+    options: argparse.Namespace, inputs: "EstimatorInputs", group_nodes: int
+) -> "MirrorModel | None":
+    """The mirror that the flags describe; None if they describe none.
+
+    Raises:
+        ValueError: a value is missing or impossible.
+    """
+    from cpr.estimator.planning.mirror import MirrorModel
+
+    names = [*(name for _, name, *_ in MIRROR), "step_s", "slows_s"]
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if not given and not options.mirror_apart:
+        return None
+    if inputs.step_s is not None:
+        given.setdefault("step_s", inputs.step_s)
+    needed = {
+        "rows": "--rows",
+        "row_bytes": "--row-bytes",
+        "changed_rows": "--changed-rows",
+        "step_s": "--step",
+    }
+    if missing := [flag for name, flag in needed.items() if name not in given]:
+        raise ValueError(
+            f"a mirror cannot be planned without {', '.join(missing)}: give it, or no flag of mirrors"
+        )
+    if options.mirror_apart and group_nodes == 1:
+        raise ValueError(
+            "--mirror-apart says nothing where nodes fail alone: give --group-share and --group-nodes"
+        )
+    return MirrorModel(**given, distance=group_nodes if options.mirror_apart else 1)
 
 
 def _history(uri: str) -> "RunHistory":

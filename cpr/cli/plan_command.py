@@ -4,10 +4,18 @@
 
 import argparse
 import json
+from dataclasses import replace
 from typing import Final
 
 from cpr.cli.command import FINE, Command
-from cpr.cli.job_flags import add_job_arguments, add_output_arguments, check_picture, inputs_of
+from cpr.cli.job_flags import (
+    add_job_arguments,
+    add_output_arguments,
+    check_picture,
+    groups_of,
+    inputs_of,
+    mirror_of,
+)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,19 +31,30 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from cpr.estimator.failures.arrivals import FailureModel
     from cpr.estimator.failures.log_report import report_on
+    from cpr.estimator.planning import mirror_text
+    from cpr.estimator.planning.mirror_plan import plan_mirror
     from cpr.estimator.planning.recommend import recommend
     from cpr.estimator.planning.recommend_text import as_text
 
     check_picture(options.plot)
     inputs = inputs_of(options)
-    what = recommend(inputs.job, options.pls, options.ratio)
+    group_share, group_nodes = groups_of(options, inputs.job)
+    groups = FailureModel(group_share=group_share, group_nodes=group_nodes)
+    job = replace(inputs.job, nodes_lost=min(1.0, inputs.job.nodes_lost) * groups.mean_nodes)
+    mirror = mirror_of(options, inputs, group_nodes)
+    what = recommend(job, options.pls, options.ratio)
+    plans = None if mirror is None else plan_mirror(job, mirror, groups, options.pls)
     failures = None if inputs.log is None else report_on(inputs.log)
     if options.json:
         about = {"inputs": inputs.to_json(), "failures": failures.to_json() if failures else None}
+        about["mirror"] = plans.to_json() if plans else None
         print(json.dumps({**what.to_json(), **about}, indent=1))
     else:
         print(as_text(what, inputs, failures))
+        if plans:
+            print(f"\n{mirror_text.as_text(plans)}")
     if options.plot:
         from cpr.estimator.planning.recommend_plot import plot
 

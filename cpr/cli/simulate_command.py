@@ -1,22 +1,27 @@
-"""`cpr simulate`: simulates a job's failures for both recoveries, and compares with the formulas."""
+"""`cpr simulate`: simulates a job's failures for each recovery, and compares with the formulas."""
 
 # ruff: noqa: PLC0415 - the imports are slow, and only this command needs them
 
 import argparse
 import json
-import math
 import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from cpr.cli.command import FINE, Command
-from cpr.cli.job_flags import add_job_arguments, add_output_arguments, check_picture, inputs_of
+from cpr.cli.job_flags import (
+    add_job_arguments,
+    add_output_arguments,
+    check_picture,
+    groups_of,
+    inputs_of,
+    mirror_of,
+)
 from cpr.humanize import parse_duration
 
 if TYPE_CHECKING:
     from cpr.estimator.failures.log import FailureLog
     from cpr.estimator.failures.log_report import ChosenDistribution
-    from cpr.estimator.planning.formulas import Job
 
 TRIALS: Final = 1000
 WIDTH: Final = 100
@@ -27,9 +32,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval",
         metavar="TIME",
-        help="from save to save, of both recoveries (default: what `cpr plan` recommends for each)",
+        help="from save to save, of all recoveries (default: what `cpr plan` recommends for each)",
     )
-    failures = parser.add_argument_group("failures")
+    failures = parser.add_argument_group("when failures come")
     failures.add_argument(
         "--distribution",
         choices=("exponential", "gamma", "weibull", "recorded"),
@@ -44,15 +49,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     failures.add_argument(
         "--of-nodes", action="store_true", help="each node fails by itself (default: the job has one clock)"
     )
-    failures.add_argument(
-        "--group-share", type=float, metavar="SHARE", help="of failures, that take a group of nodes at once"
-    )
-    failures.add_argument("--group-nodes", type=int, metavar="N", help="nodes of a group, such as a rack")
     parser.add_argument(
         "--trials", type=int, default=TRIALS, help="runs of each recovery (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the failures (default: %(default)s)")
-    add_output_arguments(parser, "overheads of both recoveries")
+    add_output_arguments(parser, "overheads of all recoveries")
 
 
 def _simulate(options: argparse.Namespace) -> int:
@@ -63,7 +64,7 @@ def _simulate(options: argparse.Namespace) -> int:
     check_picture(options.plot)
     inputs = inputs_of(options)
     chosen = _distribution(options, inputs.log)
-    group_share, group_nodes = _groups(options, inputs.job)
+    group_share, group_nodes = groups_of(options, inputs.job)
     comparison = compare(
         replace(inputs.job, nodes_lost=min(1.0, inputs.job.nodes_lost)),
         FailureModel(
@@ -78,6 +79,7 @@ def _simulate(options: argparse.Namespace) -> int:
         interval_s=None if options.interval is None else parse_duration(options.interval),
         num_trials=options.trials,
         seed=options.seed,
+        mirror=mirror_of(options, inputs, group_nodes),
     )
     if options.json:
         failures = {
@@ -117,21 +119,9 @@ def _distribution(options: argparse.Namespace, log: "FailureLog | None") -> "Cho
     return ChosenDistribution(distribution="exponential", explanation="")
 
 
-def _groups(options: argparse.Namespace, job: "Job") -> tuple[float, int]:
-    """Share of failures that take several nodes, and their number; by default as measured in runs."""
-    if (options.group_share is None) != (options.group_nodes is None):
-        raise ValueError("--group-share and --group-nodes belong together: give both or neither")
-    if options.group_share is not None:
-        return options.group_share, options.group_nodes
-    if job.nodes_lost <= 1:
-        return 0.0, 1
-    size = math.ceil(job.nodes_lost)
-    return (job.nodes_lost - 1) / (size - 1), size
-
-
 SIMULATE: Final = Command(
     name="simulate",
-    help="Simulate a job's failures for both recoveries, and compare with the formulas.",
+    help="Simulate a job's failures for each recovery, and compare with the formulas.",
     add_arguments=_add_arguments,
     run=_simulate,
 )

@@ -34,6 +34,8 @@ class EstimatorInputs:
     """By the name of the value: "given", "measured in 2 runs", ..."""
     log: FailureLog | None = None
     """Failure log, if there is any."""
+    step_s: float | None = None
+    """Duration of a training step in the newest run; None without runs."""
 
     def __str__(self) -> str:
         lines = []
@@ -90,6 +92,7 @@ def gather(
         job=Job(**{name: value for name, (value, _) in found.items()}),
         sources={name: found[name][1] for name in order if name in found},
         log=log,
+        step_s=runs[-1].step_s if runs else None,
     )
 
 

@@ -26,9 +26,9 @@ def as_text(what: Recommendation, inputs: EstimatorInputs, failures: LogReport |
     sections = [
         ("", [_headline(what)]),
         ("", _table(what)),
-        ("Why", _bullets(_reasons(what))),
-        ("What would change this", _bullets(_changes(what))),
-        ("Worth knowing", _bullets(_caveats(what))),
+        ("Why", bullets(_reasons(what))),
+        ("What would change this", bullets(_changes(what))),
+        ("Worth knowing", bullets(_caveats(what))),
         ("Failures", _failures(what, failures) if failures else []),
         ("It rests on", str(inputs).splitlines()),
     ]
@@ -222,7 +222,8 @@ def _gain(what: Recommendation) -> str:
     return f"{share_text(what.gain)} of training time ({duration_text(what.gain * what.job.T_total)})"
 
 
-def _bullets(sentences: Iterable[str]) -> list[str]:
+def bullets(sentences: Iterable[str]) -> list[str]:
+    """Lines of a list, wrapped between words, but not between a number and its unit."""
     return [
         line.replace(NO_BREAK, " ")
         for sentence in sentences

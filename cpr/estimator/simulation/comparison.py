@@ -1,7 +1,7 @@
-"""Comparison of formulas and simulation for both recoveries: the result of `cpr simulate`."""
+"""Comparison of formulas and simulation for each recovery: the result of `cpr simulate`."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from cpr.estimator.failures.arrivals import FailureModel
 from cpr.estimator.planning.formulas import (
@@ -14,11 +14,17 @@ from cpr.estimator.planning.formulas import (
     overhead_full,
     overhead_partial,
 )
+from cpr.estimator.planning.mirror import MirrorModel, expected_pls_with_mirror, overhead_with_mirror
 from cpr.estimator.planning.recommend import recommended_interval
-from cpr.estimator.simulation.simulation import PARTS, Mean, Simulation, SimulationConfig, simulate
+from cpr.estimator.simulation.simulation import PARTS, Mean, Recovery, Simulation, SimulationConfig, simulate
 from cpr.humanize import duration_text
 
-MATTERS = 0.05
+NAMES: Final[dict[Recovery, str]] = {
+    "full": "full recovery",
+    "partial": "partial recovery",
+    "mirror": "with mirrors",
+}
+MATTERS: Final = 0.05
 """Relative error of a formula below which it counts as right."""
 
 
@@ -27,9 +33,9 @@ class ComparedRecovery:
     """One recovery: simulation and prediction."""
 
     expected: Overhead
-    """By formula 4 or 5."""
+    """By formula 4 or 5, or that of mirrors."""
     expected_pls: float
-    """By formula 3; 0 for full recovery."""
+    """By formula 3, or that of mirrors; 0 for full recovery."""
     simulation: Simulation
 
     @property
@@ -59,14 +65,22 @@ class ComparedRecovery:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryComparison:
-    """Both recoveries of a job, simulated with the same failures."""
+    """The recoveries of a job, simulated with the same failures."""
 
     full: ComparedRecovery
     partial: ComparedRecovery
+    mirror: ComparedRecovery | None = None
+    """Partial recovery with mirrors; None: the job has none."""
+
+    @property
+    def sides(self) -> dict[Recovery, ComparedRecovery]:
+        """All recoveries by name."""
+        both: dict[Recovery, ComparedRecovery] = {"full": self.full, "partial": self.partial}
+        return both if self.mirror is None else {**both, "mirror": self.mirror}
 
     @property
     def config(self) -> SimulationConfig:
-        """Configuration of full recovery; that of partial recovery differs only in the interval."""
+        """Configuration of full recovery; the others differ in the interval and the mirror."""
         return self.full.simulation.config
 
     @property
@@ -84,8 +98,7 @@ class RecoveryComparison:
         return {
             "num_trials": self.config.num_trials,
             "seed": self.config.seed,
-            "full": self.full.to_json(),
-            "partial": self.partial.to_json(),
+            **{name: side.to_json() for name, side in self.sides.items()},
             "partial_saves": self.saved.to_json(),
             "departures": departures(self),
         }
@@ -99,10 +112,12 @@ def compare(
     interval_s: float | None = None,
     num_trials: int = 1000,
     seed: int = 0,
+    mirror: MirrorModel | None = None,
 ) -> RecoveryComparison:
-    """Simulate `num_trials` runs of both recoveries of a job, and evaluate the formulas.
+    """Simulate `num_trials` runs of each recovery of a job, and evaluate the formulas.
 
-    `interval_s` is that of both recoveries; None: the recommended interval of each, with `target_pls`.
+    `interval_s` is that of all recoveries; None: the recommended interval of each, with `target_pls`. With a
+    `mirror`, partial recovery is simulated without and with it, at the same interval.
     """
     config = SimulationConfig(
         job=job, recovery="full", interval_s=job.T_total, failures=failures, num_trials=num_trials, seed=seed
@@ -121,18 +136,28 @@ def compare(
             expected_pls=expected_pls(expected, partial_s),
             simulation=simulate(replace(config, recovery="partial", interval_s=partial_s)),
         ),
+        mirror=None if mirror is None else _with_mirror(config, partial_s, mirror),
+    )
+
+
+def _with_mirror(config: SimulationConfig, interval_s: float, mirror: MirrorModel) -> ComparedRecovery:
+    job = config.expected_job
+    return ComparedRecovery(
+        expected=overhead_with_mirror(job, interval_s, mirror),
+        expected_pls=expected_pls_with_mirror(job, interval_s, mirror, config.failures),
+        simulation=simulate(replace(config, recovery="mirror", interval_s=interval_s, mirror=mirror)),
     )
 
 
 def departures(comparison: RecoveryComparison) -> list[str]:
     """Reasons why the formulas are wrong; empty if they are right."""
-    wrong = [side.simulation.config for side in (comparison.full, comparison.partial) if side.departs]
+    wrong = [side.simulation.config for side in comparison.sides.values() if side.departs]
     if not wrong:
         return []
     job, failures = comparison.job, comparison.config.failures
     found = []
     for config in wrong:
-        interval = f"{config.recovery} recovery's interval of {duration_text(config.interval_s)}"
+        interval = f"{NAMES[config.recovery]}'s interval of {duration_text(config.interval_s)}"
         if config.interval_s > FAR_SHORTER * job.T_fail:
             found.append(f"{interval} is not far shorter than the time between failures")
         if job.T_total < FEW_SAVES * config.interval_s:
@@ -141,7 +166,7 @@ def departures(comparison: RecoveryComparison) -> list[str]:
         found.append("the next failure often comes before a recovery is over, which starts over")
     if job.O_save > FAR_SHORTER * job.T_fail:
         found.append("failures often break a save, which does not count")
-    falls_short = comparison.full.falls_short or comparison.partial.falls_short
+    falls_short = any(side.falls_short for side in comparison.sides.values())
     if failures.distribution != "exponential" and (failures.scope == "job" or falls_short):
         found.append("failures have a memory: they do not come evenly")
     return found or [

@@ -1,7 +1,9 @@
 """Text output of `cpr simulate`."""
 
+import re
+
 from cpr.estimator.failures.arrivals import FailureModel
-from cpr.estimator.simulation.comparison import RecoveryComparison, departures
+from cpr.estimator.simulation.comparison import NAMES, RecoveryComparison, departures
 from cpr.estimator.simulation.simulation import PARTS, Mean
 from cpr.humanize import align_columns, duration_text
 
@@ -15,11 +17,11 @@ def as_text(comparison: RecoveryComparison) -> str:
     lines = [f"{runs}, seed {config.seed}; {_failures_text(job.T_fail, config.failures)}", ""]
     lines += _table(comparison)
     lines += ["", f"partial recovery saves {_share(comparison.saved)} of the useful time"]
-    for side in (comparison.full, comparison.partial):
+    for name, side in comparison.sides.items():
         given_up = 1 - side.simulation.finished_share
         if given_up:
             lines.append(
-                f"{side.simulation.config.recovery} recovery: {given_up:.1%} of the runs were given up after "
+                f"{NAMES[name]}: {given_up:.1%} of the runs were given up after "
                 f"{config.give_up:g} times the useful time; its costs are lower bounds"
             )
     reasons = departures(comparison)
@@ -44,11 +46,15 @@ def _failures_text(mean_s: float, failures: FailureModel) -> str:
 
 
 def _table(comparison: RecoveryComparison) -> list[str]:
-    """Formula and simulation of both recoveries, in two columns each."""
-    rows = [["", *("by formula", "simulated") * 2], ["interval"], ["overhead"]]
+    """Formula and simulation of each recovery, in two columns each."""
+    sides = comparison.sides
+    rows = [["", *("by formula", "simulated") * len(sides)], ["interval"], ["overhead"]]
     rows += [[f"  {PART_NAMES[part]}"] for part in PARTS]
     rows += [["worst 5 % of runs, at least"], ["PLS"], ["failures in a run"]]
-    for side in (comparison.full, comparison.partial):
+    if comparison.mirror is not None:
+        rows[3] = [f"  {PART_NAMES['save']} and mirrors"]
+    for name, side in sides.items():
+        digits = 6 if name == "mirror" else 4  # of which little is left with mirrors
         simulation, job = side.simulation, comparison.job
         interval = duration_text(simulation.config.interval_s)
         cells = [
@@ -56,14 +62,16 @@ def _table(comparison: RecoveryComparison) -> list[str]:
             (_percent(side.expected.total), _share(simulation.overhead)),
             *((_percent(getattr(side.expected, part)), _share(simulation.parts[part])) for part in PARTS),
             ("", _percent(simulation.worst(0.05))),
-            (f"{side.expected_pls:.4f}", _number(simulation.pls)),
+            (f"{side.expected_pls:.{digits}f}", _number(simulation.pls, digits)),
             (f"{job.T_total / job.T_fail:.4g}", _number(simulation.failures, 2)),
         ]
         for row, pair in zip(rows[1:], cells, strict=True):
             row.extend(pair)
-    head, *lines = align_columns(rows, left=range(5))
-    second, third = head.index("by formula"), head.rindex("by formula")
-    return [f"{'':{second}}{'full recovery':{third - second}}partial recovery", head, *lines]
+    head, *lines = align_columns(rows, left=range(1 + 2 * len(sides)))
+    title = ""
+    for name, column in zip(sides, re.finditer("by formula", head), strict=True):
+        title = f"{title:{column.start()}}{NAMES[name]}"
+    return [title, head, *lines]
 
 
 def _percent(share: float) -> str:
@@ -74,5 +82,5 @@ def _share(mean: Mean) -> str:
     return f"{100 * mean.value:.2f} +- {100 * mean.half_width:.2f} %"
 
 
-def _number(mean: Mean, digits: int = 4) -> str:
+def _number(mean: Mean, digits: int) -> str:
     return f"{mean.value:.{digits}f} +- {mean.half_width:.{digits}f}"

@@ -16,13 +16,14 @@ from tqdm import tqdm
 
 from cpr.estimator.failures.arrivals import FailureModel, JobClock, NodeClock, Times
 from cpr.estimator.planning.formulas import Job, check_interval
-from cpr.estimator.simulation.trials import PartialRuns, Runs
+from cpr.estimator.planning.mirror import MirrorModel
+from cpr.estimator.simulation.trials import MirrorRuns, PartialRuns, Runs
 from cpr.fields import check_fields
 
-Recovery = Literal["full", "partial"]
+Recovery = Literal["full", "partial", "mirror"]
 PARTS: Final = ("save", "lost", "load", "reschedule")
 NODES_AT_ONCE: Final = 4_000_000
-"""Nodes of all runs simulated at the same time: some 150 MB."""
+"""Nodes of all runs simulated at the same time: some 200 MB."""
 MOST_NODES: Final = 1_000_000
 """Limit of the nodes of a job."""
 MOST_TRIALS: Final = 1_000_000
@@ -66,15 +67,21 @@ class SimulationConfig:
     interval_s: float
     """Training time between two saves."""
     failures: FailureModel = field(default_factory=FailureModel)
+    mirror: MirrorModel | None = None
+    """Of partial recovery with mirrors, `recovery="mirror"`."""
     num_trials: int = 1000
     seed: int = 0
-    """The same seed makes the same failures for both recoveries and for all intervals."""
+    """The same seed makes the same failures for all recoveries and intervals."""
     give_up: float = 10.0
     """A run ends unfinished after this multiple of the job's useful time, since it may never end."""
 
     def __post_init__(self) -> None:
         job, failures = self.job, self.failures
         check_fields(self)
+        if (self.recovery == "mirror") != (self.mirror is not None):
+            raise ValueError("recovery='mirror' and a mirror belong together: give both or neither")
+        if self.mirror is not None and job.N_emb < 2:
+            raise ValueError("a mirror needs another node to be on, and N_emb is 1")
         check_interval(job, self.interval_s)
         shortest_s = job.delay if self.recovery == "full" else job.shortest_partial
         if self.interval_s < shortest_s:
@@ -121,9 +128,14 @@ class SimulationConfig:
         return replace(self.job, nodes_lost=min(1.0, self.job.nodes_lost) * self.failures.mean_nodes)
 
     @property
+    def stretch(self) -> float:
+        """Factor by which mirrors make training longer."""
+        return 1.0 if self.mirror is None else 1 + self.mirror.slow_share
+
+    @property
     def simulated_job(self) -> Job:
         """The job with the cost and delay of this recovery's saves in place of those of full saves."""
-        job = self.job
+        job = replace(self.job, T_total=self.job.T_total * self.stretch)
         if self.recovery == "full" or job.O_rows is None:
             return job
         cost_s = job.O_blocked_partial
@@ -136,7 +148,7 @@ class Simulation:
 
     config: SimulationConfig
     parts: dict[str, Mean]
-    """Overhead by part: `save`, `lost`, `load`, `reschedule`."""
+    """Overhead by part: `save` (which includes a mirror), `lost`, `load`, `reschedule`."""
     overhead: Mean
     """Total; a lower bound if not all runs finished."""
     overheads: Times
@@ -185,11 +197,12 @@ def _simulate_some(config: SimulationConfig, num_runs: int, seed: np.random.Seed
     """Simulate some of the runs at the same time."""
     job = config.simulated_job
     clock = JobClock if config.failures.scope == "job" else NodeClock
-    runs = PartialRuns if config.recovery == "partial" else Runs
-    give_up_s = config.give_up * job.T_total
-    return runs(job, config.interval_s, give_up_s, num_runs).run(
-        clock(config.failures, job.T_fail, job.N_emb, num_runs, seed)
-    )
+    arguments = (job, config.interval_s * config.stretch, config.give_up * job.T_total, num_runs)
+    if config.mirror is not None:
+        runs: Runs = MirrorRuns(*arguments, config.mirror)
+    else:
+        runs = (PartialRuns if config.recovery == "partial" else Runs)(*arguments)
+    return runs.run(clock(config.failures, job.T_fail, job.N_emb, num_runs, seed))
 
 
 def _summary(config: SimulationConfig, batches: list[Runs]) -> Simulation:
@@ -197,6 +210,7 @@ def _summary(config: SimulationConfig, batches: list[Runs]) -> Simulation:
         return np.concatenate([getattr(each, name) for each in batches])
 
     costs = {part: column(f"{part}_s") / config.job.T_total for part in PARTS}
+    costs["save"] += config.stretch - 1
     overheads = np.sum(list(costs.values()), axis=0)
     return Simulation(
         config=config,

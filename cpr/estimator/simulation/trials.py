@@ -11,15 +11,20 @@ by arithmetic, for all runs at once, however many saves lie in between. The rule
 - Partial recovery resumes where it was; a broken save starts over at once. What the struck nodes learned
   since the last save that counts is lost, once: `cpr.recovery` counts the PLS in the same way. Of a node
   whose memory survives in part (`Job.nodes_lost` below 1) that share is lost.
+- With mirrors, what a struck node loses is their age only, unless its keeper is struck in the same recovery
+  or mirrors were not whole before it: they are filled at the start, and again after each recovery. A recovery
+  lasts until training resumes, however many failures come meanwhile.
 - A run that needs more than `give_up_s` ends unfinished: it may never end.
 """
 
 from typing import Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cpr.estimator.failures.arrivals import Clock, Failure, Numbers, Times
 from cpr.estimator.planning.formulas import Job
+from cpr.estimator.planning.mirror import MirrorModel
 
 ROUNDING: Final = 1e-9
 """In intervals: a save that is due this shortly after the end is due at the end."""
@@ -49,7 +54,12 @@ class Runs:
     def pls(self) -> Times:
         """Portion of lost samples of each run."""
         share = min(1.0, self._job.nodes_lost)
-        return self._lost_node_s * share / (self._job.T_total * self._job.N_emb)
+        return self._total_lost_s * share / (self._job.T_total * self._job.N_emb)
+
+    @property
+    def _total_lost_s(self) -> Times:
+        """Training whose effect is lost, summed over nodes."""
+        return self._lost_node_s
 
     def run(self, clock: Clock) -> Self:
         """Simulate all runs to their end; call it once."""
@@ -128,3 +138,63 @@ class PartialRuns(Runs):
             kept_s = np.maximum(self._saved_s[runs], self._lost_until_s[runs, nodes])
             self._lost_node_s[runs[:, 0]] += (self._done_s[runs] - kept_s).sum(axis=1)
             self._lost_until_s[runs, nodes] = self._done_s[runs]
+
+
+class MirrorRuns(PartialRuns):
+    """Runs of one job with partial recovery and mirrors; takes 20 bytes per node and run.
+
+    Times are those of training with the mirror's longer steps.
+    """
+
+    def __init__(
+        self, job: Job, interval_s: float, give_up_s: float, num_runs: int, mirror: MirrorModel
+    ) -> None:
+        super().__init__(job, interval_s, give_up_s, num_runs)
+        self._mirror, self._distance = mirror, mirror.distance_on(job.N_emb)
+        self._resumed_s = np.zeros(num_runs)  # training done when the newest recovery began
+        self._is_whole = np.zeros(num_runs, np.bool_)  # whether mirrors were whole then
+        self._recovery = np.zeros(num_runs, np.int32)  # its number
+        self._struck_in = np.full((num_runs, job.N_emb), -1, np.int32)  # recovery in which a node was struck
+        self._copy_lost_until_s = np.zeros((num_runs, job.N_emb))  # as `_lost_until_s`, of mirrored rows
+        self._lost_mirrored_s = np.zeros(num_runs)  # as `_lost_node_s`, of mirrored rows
+
+    @property
+    def _total_lost_s(self) -> Times:
+        share = self._mirror.share
+        return share * self._lost_mirrored_s + (1 - share) * self._lost_node_s
+
+    def _recover(self, struck: Numbers, failure: Failure) -> None:
+        """Count the age of mirrors as lost, and the unsaved training of nodes whose mirror does not help."""
+        super()._recover(struck, failure)  # for rows without a mirror
+        trained_s = self._done_s[struck] - self._resumed_s[struck]
+        resumed = struck[trained_s > 0]
+        self._is_whole[resumed] = trained_s[trained_s > 0] >= self._mirror.fill_s
+        self._resumed_s[resumed] = self._done_s[resumed]
+        self._recovery[resumed] += 1
+        for num_nodes in np.unique(failure.num_nodes[struck]):
+            runs = struck[failure.num_nodes[struck] == num_nodes, None]
+            nodes = (failure.node[runs] + np.arange(num_nodes)) % self._job.N_emb
+            is_new = self._struck_in[runs, nodes] != self._recovery[runs]
+            self._struck_in[runs, nodes] = self._recovery[runs]
+            lost_s = self._unsaved_s(runs, nodes)
+            falls_back = self._fall_back(runs, nodes)
+            age_s = np.where(is_new & ~falls_back, np.minimum(lost_s, self._mirror.age_s), 0)
+            self._lost_mirrored_s[runs[:, 0]] += age_s.sum(axis=1)
+            # those whose keeper is gone now, and which may have been struck earlier in this recovery
+            self._fall_back(runs, (nodes - self._distance) % self._job.N_emb)
+
+    def _unsaved_s(self, runs: Numbers, nodes: Numbers) -> Times:
+        """What these nodes would lose without their mirrors."""
+        return self._done_s[runs] - np.maximum(self._saved_s[runs], self._copy_lost_until_s[runs, nodes])
+
+    def _fall_back(self, runs: Numbers, nodes: Numbers) -> NDArray[np.bool_]:
+        """Count the unsaved training of those nodes as lost whose mirror does not help in this recovery."""
+        recovery = self._recovery[runs]
+        keepers = (nodes + self._distance) % self._job.N_emb
+        helps = self._is_whole[runs] & (self._struck_in[runs, keepers] != recovery)
+        falls_back: NDArray[np.bool_] = (self._struck_in[runs, nodes] == recovery) & ~helps
+        lost_s = np.where(falls_back, self._unsaved_s(runs, nodes), 0)
+        self._lost_mirrored_s[runs[:, 0]] += lost_s.sum(axis=1)
+        lost_until_s = self._copy_lost_until_s[runs, nodes]
+        self._copy_lost_until_s[runs, nodes] = np.where(falls_back, self._done_s[runs], lost_until_s)
+        return falls_back

@@ -38,16 +38,20 @@ def flip_bit(directory, sequence):
     return f"{save_folder(sequence)}/model.a/r0-c0.arrow"
 
 
-JOB = {"--total", "--fail", "--save", "--blocked", "--load", "--reschedule", "--nodes", "--pls", "--run"}
+JOB = {
+    *("--total", "--fail", "--save", "--blocked", "--load", "--reschedule", "--nodes", "--pls", "--run"),
+    *("--failures", "--group-share", "--group-nodes", "--rows", "--row-bytes", "--changed-rows", "--step"),
+    *("--workers", "--link", "--mirror-every", "--mirror-share", "--mirror-slows", "--mirror-apart"),
+}
 FLAGS = {
     "describe": {"--json", "directory"},
     "verify": {"directory"},
     "export": {"--out", "--sequence", "--step", "--to", "directory"},
     "import": {"--out", "--step", "--tables", "source"},
-    "plan": {*JOB, "--failures", "--json", "--plot", "--ratio"},
+    "plan": {*JOB, "--json", "--plot", "--ratio"},
     "simulate": {
-        *(*JOB, "--failures", "--interval", "--distribution", "--shape", "--of-nodes", "--group-share"),
-        *("--group-nodes", "--trials", "--seed", "--json", "--plot"),
+        *(*JOB, "--interval", "--distribution", "--shape", "--of-nodes", "--trials", "--seed"),
+        *("--json", "--plot"),
     },
 }
 

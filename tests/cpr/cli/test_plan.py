@@ -11,6 +11,8 @@ from tests.cpr.estimator.histories import make_failure, make_history, make_save
 
 JOB = ["--total", "56h", "--fail", "28h", "--save", "5.6m", "--reschedule", "5.4m", "--nodes", "8"]
 
+MIRROR = ["--rows", "12000000", "--row-bytes", "260", "--changed-rows", "40000"]
+
 
 @pytest.fixture
 def run(tmp_path):
@@ -41,6 +43,49 @@ def test_inputs_from_a_run(run, capsys):
     assert out.startswith("Partial recovery")
     assert "1 failure in 25 min" in out
     assert "measured in 1 run, 1 save" in out
+
+
+def test_mirror_with_the_step_of_a_run(run, capsys):
+    plan = ["plan", "--run", str(run), *MIRROR, "--json"]
+    assert entry(plan) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert about["mirror"]["bytes_per_step"] == pytest.approx(40_000 * 268)
+    assert entry([*plan, "--step", "1s"]) == 0
+    slower = json.loads(capsys.readouterr().out)
+    assert about["mirror"]["slow_share"] == pytest.approx(10 * slower["mirror"]["slow_share"])
+    assert entry(["plan", "--run", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mirror"] is None
+
+
+def test_every_flag_of_mirrors_is_read(capsys):
+    """Each changes the plan; as does the group, of which nodes are lost together."""
+
+    def planned(*flags):
+        assert entry(["plan", *JOB, *MIRROR, "--step", "250ms", *flags, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    racks = ("--group-share", "0.5", "--group-nodes", "4")
+    flags = {
+        (): (),
+        ("--workers", "4"): (),
+        ("--link", "1"): (),
+        ("--mirror-every", "8"): (),
+        ("--mirror-share", "0.125"): (),
+        ("--mirror-slows", "1ms"): (),
+        racks: (),
+        ("--mirror-apart",): racks,
+    }
+    plans = {flag: planned(*flag, *with_) for flag, with_ in flags.items()}
+    assert len({json.dumps(plan["mirror"]) for plan in plans.values()}) == len(flags)
+    assert plans[racks]["job"]["nodes_lost"] == 2.5
+    assert plans[racks]["mirror"]["apart"] == plans[("--mirror-apart",)]["mirror"]["own"]
+
+
+def test_mirror_is_told_after_the_plan(capsys):
+    assert entry(["plan", *JOB]) == 0
+    alone = capsys.readouterr().out
+    assert entry(["plan", *JOB, *MIRROR, "--step", "250ms"]) == 0
+    assert capsys.readouterr().out.startswith(f"{alone}\nA mirror in a neighbour's memory")
 
 
 def test_failure_log_and_picture(tmp_path, capsys):
@@ -87,6 +132,13 @@ def test_picture_without_overhead(tmp_path):
         (["--failures", "{}"], "cannot be read (Is a directory): give a CSV file"),
         ([*JOB, "--pls", "1.5"], "the target PLS is 1.5"),
         ([*JOB, "--ratio", "0"], "the ratio is 0"),
+        ([*JOB, *MIRROR], "a mirror cannot be planned without --step"),
+        ([*JOB, "--link", "1"], "without --rows, --row-bytes, --changed-rows, --step"),
+        ([*JOB, *MIRROR, "--step", "1s", "--mirror-apart"], "says nothing where nodes fail alone"),
+        ([*JOB, *MIRROR, "--step", "1s", "--mirror-share", "2"], "it is a share of the rows"),
+        ([*JOB[:-1], "1", *MIRROR, "--step", "1s"], "a mirror needs another node"),
+        ([*JOB, "--group-share", "0.1"], "belong together"),
+        ([*JOB, "--group-share", "1", "--group-nodes", "9"], "there are only N_emb = 8"),
         ([*JOB, "--blocked", "1h"], "of which it is a part"),
         ([*JOB, "--plot", "{}/plan.tablet"], "plan.tablet: the ending says the format; choose one of .png"),
         ([*JOB, "--plot", "{}/plan"], "the ending says the format"),

@@ -45,6 +45,29 @@ def test_json_output(capsys):
     assert body != json.loads(simulate(capsys, *JOB, "--json", "--trials", "50", "--seed", "8"))
 
 
+def test_mirror_is_simulated_beside_the_others(capsys, tmp_path):
+    picture = tmp_path / "runs.png"
+    flags = [*JOB, "--trials", "50", "--group-share", "0.5", "--group-nodes", "2"]
+    mirror = ["--rows", "1000000", "--row-bytes", "260", "--changed-rows", "4000", "--step", "250ms"]
+    out = simulate(capsys, *flags, *mirror, "--plot", str(picture))
+    assert out.count("simulated") == 3
+    assert "with mirrors" in out
+    assert "saves and mirrors" in out
+    assert picture.stat().st_size > 10_000
+    body = json.loads(simulate(capsys, *flags, *mirror, "--json"))
+    without = json.loads(simulate(capsys, *flags, "--json"))
+    assert body["partial"] == without["partial"]
+    assert "mirror" not in without
+    assert body["mirror"]["interval_s"] == body["partial"]["interval_s"]
+    # one of the two nodes that half of the failures take loses its keeper: a third of all lost nodes, and a
+    # few before mirrors are whole
+    share = body["mirror"]["formula"]["pls"] / body["partial"]["formula"]["pls"]
+    assert 1 / 3 < share < 0.35
+    assert 0 < body["mirror"]["simulated"]["pls"]["mean"] < body["partial"]["simulated"]["pls"]["mean"]
+    apart = json.loads(simulate(capsys, *flags, *mirror, "--mirror-apart", "--json"))
+    assert apart["mirror"]["simulated"]["pls"]["mean"] < body["mirror"]["simulated"]["pls"]["mean"] / 10
+
+
 def test_default_intervals_are_those_of_plan(capsys):
     """Also where saves in the background are worth having more often than the target asks for."""
     job = ["--total", "20h", "--fail", "40m", "--save", "5m", "--blocked", "1s", "--load", "5m", *JOB[-2:]]
@@ -128,6 +151,7 @@ def test_mean_time_to_failure_is_required(capsys, tmp_path):
         ("--shape 2", "give one of them"),
         ("--distribution recorded", "there are no recorded failures"),
         ("--group-share 0.1", "belong together"),
+        ("--rows 1000", "a mirror cannot be planned without --row-bytes, --changed-rows, --step"),
         ("--group-share 0.1 --group-nodes 9", "cannot happen to 8"),
         ("--group-share 2 --group-nodes 2", "from 0 to 1"),
         ("--trials 1", "2 at least"),

@@ -8,6 +8,12 @@ import pytest
 
 from cpr.estimator.failures.arrivals import FailureModel
 from cpr.estimator.planning.formulas import Job, expected_pls, overhead_full, overhead_partial
+from cpr.estimator.planning.mirror import (
+    MirrorModel,
+    expected_pls_with_mirror,
+    overhead_with_mirror,
+    uncovered,
+)
 from cpr.estimator.simulation.simulation import SimulationConfig, simulate
 
 HOUR = 3600.0
@@ -115,6 +121,47 @@ def test_groups_multiply_the_pls_only():
     assert low(together.pls) > 4 * high(alone.pls)
 
 
+SLOW_MIRROR = MirrorModel(
+    rows=10**9, row_bytes=256, changed_rows=10**6, step_s=0.5, slows_s=0.01, every_steps=100
+)
+"""It takes more than two hours to fill, and is 25 s behind: both are seen in the PLS."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "mirror", "failures"),
+    [
+        ({}, SLOW_MIRROR, FailureModel()),
+        ({}, replace(SLOW_MIRROR, share=0.5), FailureModel()),
+        ({}, SLOW_MIRROR, FailureModel(group_share=0.2, group_nodes=5)),
+        ({}, replace(SLOW_MIRROR, distance=5), FailureModel(group_share=0.2, group_nodes=5)),
+        ({"N_emb": 2, "O_res": 4 * HOUR}, SLOW_MIRROR, FailureModel()),
+    ],
+    ids=["alone", "half of the rows", "racks", "keepers in other racks", "two nodes that recover for long"],
+)
+def test_mirrors_agree_with_formulas(changes, mirror, failures):
+    """Within 5 % beside chance, as `cpr simulate` counts a formula as right; chance is less than 15 %."""
+    job = replace(CALM, **changes, nodes_lost=failures.mean_nodes)
+    result = run(job, "mirror", 2 * HOUR, failures=failures, mirror=mirror, num_trials=2000)
+    expected = expected_pls_with_mirror(job, 2 * HOUR, mirror, failures)
+    assert result.pls.half_width < 0.15 * expected
+    assert abs(result.pls.value - expected) <= result.pls.half_width + 0.05 * expected
+    assert high(result.pls) < 0.8 * expected_pls(job, 2 * HOUR)
+    cost = overhead_with_mirror(job, 2 * HOUR, mirror)
+    assert result.overhead.value == pytest.approx(cost.total, rel=0.05)
+    assert result.parts["save"].value == pytest.approx(cost.save, rel=0.01)
+    assert uncovered(job, mirror, failures).filling > 0.01
+
+
+def test_mirror_that_covers_no_node_is_partial_recovery():
+    """All nodes fail together."""
+    everything = FailureModel(group_share=1.0, group_nodes=CALM.N_emb)
+    mirror = replace(SLOW_MIRROR, slows_s=0.0)
+    result = run(CALM, "mirror", HOUR, failures=everything, mirror=mirror, num_trials=20)
+    without = run(CALM, "partial", HOUR, failures=everything, num_trials=20)
+    assert result.pls.value == pytest.approx(without.pls.value)
+    assert result.overhead == without.overhead
+
+
 def test_periodic_recorded_failures():
     """Each 7 h of 10 h: one failure, at 7 h; saves at 2, 4, 6 h and so on take no time."""
     job = Job(T_total=10 * HOUR, T_fail=7 * HOUR, O_save=1e-6, O_load=30, O_res=60, N_emb=5)
@@ -161,7 +208,10 @@ def test_unfinished_runs_are_counted():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"recovery": "none"}, "choose one of full, partial"),
+        ({"recovery": "none"}, "choose one of full, partial, mirror"),
+        ({"recovery": "mirror"}, "belong together"),
+        ({"mirror": SLOW_MIRROR}, "belong together"),
+        ({"recovery": "mirror", "mirror": SLOW_MIRROR, "job": replace(CALM, N_emb=1)}, "needs another node"),
         ({"interval_s": 0.0}, "impossible"),
         ({"interval_s": 1001 * HOUR}, "not longer than the job"),
         ({"job": replace(CALM, O_save=7200, blocked_save=1)}, "storage cannot take them"),

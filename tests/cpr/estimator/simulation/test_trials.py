@@ -1,5 +1,8 @@
 """Simulated runs agree with timelines computed by hand, and with a simulation second by second."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,9 +10,14 @@ from hypothesis import strategies as st
 
 from cpr.estimator.failures.arrivals import Failure
 from cpr.estimator.planning.formulas import Job
-from cpr.estimator.simulation.trials import PartialRuns, Runs
+from cpr.estimator.planning.mirror import MirrorModel
+from cpr.estimator.simulation.trials import MirrorRuns, PartialRuns, Runs
 
-KINDS = {"full": Runs, "partial": PartialRuns}
+MIRROR = MirrorModel(
+    rows=16 << 16, row_bytes=256, changed_rows=1, step_s=1.0, slows_s=0.0, every_steps=5, share=0.75
+)
+"""Whole after 12 s of training, and 2 s behind, for three quarters of the rows."""
+KINDS = {"full": Runs, "partial": PartialRuns, "mirror": partial(MirrorRuns, mirror=MIRROR)}
 PARTS = ("save_s", "lost_s", "load_s", "reschedule_s", "pls", "failures", "finished")
 
 
@@ -79,6 +87,39 @@ def test_group_of_neighbours_fails_together():
     assert simulate("full", [(20, 3, 3)]) == simulate("full", [(20, 3)])
 
 
+@pytest.mark.parametrize(
+    ("failures", "from_mirror", "from_save"),
+    [
+        ([(12, 1)], 2, 0),
+        ([(11, 1)], 0, 11),  # the first mirror is not whole
+        ([(12, 1), (31, 1)], 2, 23),  # nor is the second after 11 s; 8 s are the recovery's
+        ([(12, 1), (32, 1)], 2 + 2, 0),
+        ([(12, 1), (13, 1)], 2, 0),  # again, while it recovers: nothing more to lose
+        ([(12, 1), (13, 3)], 2 + 2, 0),  # mirrors are whole until training resumes
+        ([(12, 1), (13, 2)], 2 + 2, 12),  # the keeper of 1 dies before 1 has its rows
+        ([(12, 2), (13, 1)], 2, 12),  # 1 has lost its keeper
+        ([(12, 3), (13, 0)], 2 + 2, 12),  # the ring: 0 keeps what 3 had
+        ([(12, 1, 2)], 2, 12),  # both at once: only 2 has a keeper
+        ([(12, 1, 4)], 0, 48),
+    ],
+)
+def test_mirror_helps_unless_the_keeper_is_lost_too(failures, from_mirror, from_save):
+    """`from_save`: seconds of training that a node lost whose mirror did not help; there is no save yet.
+
+    A quarter of the rows has no mirror, and loses what nodes lose without.
+    """
+    changes = {"interval_s": 100, "T_total": 100}
+    lost_s = 400 * simulate("mirror", failures, **changes)["pls"]
+    without_s = 400 * simulate("partial", failures, **changes)["pls"]
+    assert lost_s == pytest.approx(0.75 * (from_mirror + from_save) + 0.25 * without_s, abs=1e-3)
+
+
+def test_keeper_in_another_rack():
+    mirror = replace(MIRROR, distance=2, share=1.0)
+    runs = MirrorRuns(job(), 100, 1e6, 1, mirror).run(Given([(20, 3, 2)]))
+    assert runs.pls == pytest.approx((2 + 2) / 400, rel=1e-3)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_run_without_progress_ends_unfinished(kind):
     """Each recovery is broken in its last second, for ever."""
@@ -121,16 +162,40 @@ def stories(draw):
 def test_arithmetic_agrees_with_second_by_second_simulation(story, kind):
     changes, interval_s, failures = story
     run = simulate(kind, failures, interval_s=interval_s, **changes)
-    assert run == pytest.approx(tick_by_tick(job(**changes), interval_s, kind == "partial", failures))
+    assert run == pytest.approx(tick_by_tick(job(**changes), interval_s, kind, failures))
 
 
-def tick_by_tick(job, interval, is_partial, failures):
+class PlainMirror:
+    """The rules of mirrors for one run, node by node."""
+
+    def __init__(self, num_nodes):
+        self.num_nodes, self.lost_until = num_nodes, [0] * num_nodes
+        self.resumed, self.is_whole, self.struck = 0, False, set()
+
+    def lose(self, node, done, saved):
+        """Seconds of training that mirrored rows lose as a node is struck."""
+        if done > self.resumed:
+            self.is_whole = done - self.resumed >= MIRROR.fill_s
+            self.resumed, self.struck = done, set()
+        is_new, lost = node not in self.struck, 0
+        self.struck.add(node)
+        for each in (node, (node - 1) % self.num_nodes):
+            unsaved = done - max(saved, self.lost_until[each])
+            if each in self.struck and not (self.is_whole and (each + 1) % self.num_nodes not in self.struck):
+                lost, self.lost_until[each] = lost + unsaved, done
+            elif each == node and is_new:
+                lost += min(MIRROR.age_s, unsaved)
+        return lost
+
+
+def tick_by_tick(job, interval, kind, failures):
     """The rules, simulated second by second as plainly as possible."""
     blocked = job.O_save if job.blocked_save is None else job.blocked_save
     parts = dict.fromkeys(PARTS, 0.0)
     done = saved = now = reschedule = load = waits = 0
     due, save_of, save_began = interval, None, None
-    lost_until = [0] * job.N_emb
+    lost_until, mirror = [0] * job.N_emb, PlainMirror(job.N_emb)
+    share = MIRROR.share if kind == "mirror" else 0
     coming = list(failures)
     while True:
         if save_of is not None and now - save_began >= job.O_save:
@@ -142,8 +207,10 @@ def tick_by_tick(job, interval, is_partial, failures):
         if coming and coming[0][0] == now:
             _, node = coming.pop(0)
             parts["failures"] += 1
-            if is_partial:
-                parts["pls"] += (done - max(saved, lost_until[node])) / (job.T_total * job.N_emb)
+            if kind != "full":
+                unsaved = done - max(saved, lost_until[node])
+                lost = share * mirror.lose(node, done, saved) + (1 - share) * unsaved
+                parts["pls"] += lost / (job.T_total * job.N_emb)
                 lost_until[node] = done
                 due = due if save_of is None else done
             else:
