@@ -50,7 +50,7 @@ def test_mirror_is_simulated_beside_the_others(capsys, tmp_path):
     flags = [*JOB, "--trials", "50", "--group-share", "0.5", "--group-nodes", "2"]
     mirror = ["--rows", "1000000", "--row-bytes", "260", "--changed-rows", "4000", "--step", "250ms"]
     out = simulate(capsys, *flags, *mirror, "--plot", str(picture))
-    assert out.count("simulated") == 3
+    assert out.count("by formula") == 3
     assert "with mirrors" in out
     assert "saves and mirrors" in out
     assert picture.stat().st_size > 10_000
