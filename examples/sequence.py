@@ -94,7 +94,7 @@ class SequenceModel(nn.Module):
         mask = torch.arange(self.most_items, device=x.device) < lengths.unsqueeze(1)
         for layer in self.layers:
             x = layer(x, mask)
-        last = x[torch.arange(len(x), device=x.device), lengths.clamp(min=1) - 1]
+        last = x[torch.arange(x.shape[0], device=x.device), lengths.clamp(min=1) - 1]
         target = vectors[self.target].values().float()
         scores = self.scale.exp() * normalize(last) @ normalize(target).t()
         return InBatch(scores, sparse[self.target].values())

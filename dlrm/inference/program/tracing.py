@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stderr
+from dataclasses import fields, is_dataclass
 from itertools import accumulate
 from typing import Any, Final
 
@@ -60,7 +61,7 @@ class Program(nn.Module):
         offsets: dict[str, Tensor],
         weights: dict[str, Tensor] | None = None,
     ) -> Any:
-        """Compute fp32 logits `[B]`; what the model gives if it has no logits.
+        """Compute fp32 logits `[B]`; if the model has none its outputs, of a dataclass as a dict by field.
 
         Args:
             dense: float32 `[B, D]`.
@@ -70,6 +71,8 @@ class Program(nn.Module):
         """
         outputs = self.model(dense, self._bags(dense.shape[0], values, offsets, weights))
         logits = self._objective.logits(outputs)
+        if logits is None and is_dataclass(outputs):  # whose class torch alone does not have
+            return {field.name: getattr(outputs, field.name) for field in fields(outputs)}
         return outputs if logits is None else logits
 
     def _bags(
@@ -169,8 +172,8 @@ def trace(program: Program, num_dense: int, kind: str, with_one_id: Collection[s
         what = re.split(r" \(Size-like| Caused by:| The error above", what)[0][:MOST_CHARACTERS]
         raise ValueError(
             f"model.kind: torch.export cannot trace {kind}: {what} ({place}. Its forward must not depend on "
-            "values of tensors (`if`, .item(), .tolist()) or on the number of samples or ids: use "
-            "torch.where and masks"
+            "values of tensors (`if`, .item(), .tolist()) or on the number of samples or ids (`len`): use "
+            "torch.where and masks; and give tensors, or a tuple, dict or dataclass of them"
         ) from error
     _check_operators(exported, kind)
     return exported

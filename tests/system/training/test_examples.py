@@ -5,6 +5,7 @@ import json
 import pytest
 
 from cpr.faults import AtStep, KillWorker, Plan
+from dlrm.inference.program.exporting import ExportJob, export
 from tests.readmes import command, run
 from tests.system.runs import curve, only_folder, report_of
 
@@ -70,6 +71,8 @@ def test_both_examples_learn_though_a_worker_is_killed(start, train, tmp_path, m
     end(towers)
     check_death(only_folder(tmp_path / "towers"), step=70)
     check_recall(only_folder(tmp_path / "towers"))
+    for trained in (folder, only_folder(tmp_path / "towers")):
+        export(ExportJob(run=trained, out=tmp_path / f"{trained.name}.pt2"))
     end(whole)
     check_recall(folder)
     undisturbed = curve(only_folder(tmp_path / "whole"))

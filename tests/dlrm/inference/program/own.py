@@ -1,7 +1,9 @@
 """Models of a user for exports: one that can be traced, and some that cannot."""
 
+from dataclasses import dataclass
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 
 
@@ -41,6 +43,25 @@ class WithoutLogits(Branching):
 
     def logits(self, outputs):
         return None
+
+
+@dataclass
+class Scores:
+    """Outputs in a class of the user."""
+
+    pairs: Tensor
+    dense: Tensor
+
+
+class InClass(WithoutLogits):
+    """Scores each sample with each other one, as `examples/in_batch.py`."""
+
+    def forward(self, dense, sparse):
+        scores = self.logits_of(dense, sparse)
+        return Scores(scores.unsqueeze(1) - scores, dense)
+
+    def loss(self, outputs, labels):
+        return outputs.pairs.square().mean()
 
 
 class Doubled(WithoutLogits):

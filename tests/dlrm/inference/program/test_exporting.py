@@ -196,6 +196,19 @@ def test_a_sequence_model_of_the_user_is_traced(train, small_log, tmp_path):
         assert torch.allclose(program(*inputs_of(batch, features)), expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.system
+def test_outputs_in_a_class_of_the_user_become_a_dict(train, small_log, tmp_path):
+    folder, model = train(SMALL[0], *DYNAMIC, own="InClass", data=small_log)
+    export(ExportJob(run=folder, out=tmp_path / "model.pt2"))
+    program, _ = load(tmp_path / "model.pt2")
+    batch, features = batch_of(small_log)
+    with torch.no_grad():
+        found, expected = program(*inputs_of(batch, features)), model.eval()(batch.dense, batch.sparse)
+    assert list(found) == ["pairs", "dense"]
+    assert torch.allclose(found["pairs"], expected.pairs, rtol=0, atol=1e-6)
+    assert torch.equal(found["dense"], expected.dense)
+
+
 def test_mistakes_leave_nothing_behind(trained, tmp_path, monkeypatch):
     def refused(message, error=ValueError, **options):
         with pytest.raises(error, match=message):
