@@ -8,6 +8,7 @@ Rows are copied by numpy as opaque units of bytes: for the few hundred rows of a
 the calls cost more than the bytes, and those of torch several times as much.
 """
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,12 +19,14 @@ from torch import Tensor
 
 from cpr.mirror.rounding import Array, Form, decode, encode
 
-HEADER_BYTES: Final = 40
+HEADER: Final = struct.Struct("=5q")
 ALIGNMENT: Final = 8
 NUMBERS: Final = "mirrored_row"
 """Column of a mirror that holds some rows of a shard: the number of the row in each slot, from 1; 0: none."""
 _LISTED: Final = -1
 """First row of a piece whose rows are listed."""
+
+UnitDtype = np.dtype[np.void]
 
 
 class ShardRows:
@@ -50,17 +53,25 @@ class ShardRows:
             for each, num_bytes in zip(self.columns, self.row_bytes, strict=True)
         ]
         """None: of a column that is not contiguous in host memory."""
+        self._dtypes: dict[Form, dict[int, UnitDtype]] = {}
 
-    def widths(self, form: Form) -> dict[int, int]:
-        """Bytes of a row in each column that a piece of this form has, by number of the column."""
-        of_weights = {self.weights: form.weight_bytes(self.row_bytes[self.weights])}
-        return dict(enumerate(self.row_bytes)) | of_weights if form.has_all_columns else of_weights
+    def dtypes(self, form: Form) -> dict[int, UnitDtype]:
+        """Unit of bytes of a row in each column that a piece of this form has, by number of the column."""
+        if form not in self._dtypes:
+            widths = {self.weights: form.weight_bytes(self.row_bytes[self.weights])}
+            if form.has_all_columns:
+                widths = dict(enumerate(self.row_bytes)) | widths
+            self._dtypes[form] = {number: np.dtype((np.void, width)) for number, width in widths.items()}
+        return self._dtypes[form]
 
     def piece_bytes(self, num_rows: int, *, listed: bool, form: Form = Form.EXACT) -> int:
         """Bytes of a piece of so many rows."""
         of_rows = _padded(8 * num_rows) if listed else 0
-        widths = self.widths(form).values()
-        return HEADER_BYTES + of_rows + sum(_padded(num_rows * each) for each in widths)
+        return (
+            HEADER.size
+            + of_rows
+            + sum(_padded(num_rows * each.itemsize) for each in self.dtypes(form).values())
+        )
 
     def rows_within(self, num_bytes: int) -> int:
         """Rows, at least one, whose piece has at most about so many bytes."""
@@ -98,7 +109,7 @@ class ShardRows:
         elif isinstance(rows, slice):
             part[:] = units[rows]
         else:
-            np.take(units, rows, out=part, mode="clip")  # other modes buffer the output
+            units.take(rows, out=part, mode="clip")  # other modes buffer the output
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +148,7 @@ def write_piece(
     num_bytes = shard.piece_bytes(num_rows, listed=listed, form=form)
     data = buffer.numpy()[:num_bytes]
     first = _LISTED if isinstance(rows, Tensor) else rows.start
-    data[:HEADER_BYTES].view(np.int64)[:] = number, num_rows, first, num_bytes, form
+    HEADER.pack_into(data.data, 0, number, num_rows, first, num_bytes, form)
     listing, parts = _parts(data, shard, num_rows, form, listed=listed)
     if isinstance(rows, Tensor):
         listing[:] = (rows if places is None else places).numpy()
@@ -153,10 +164,9 @@ def read_pieces(data: Tensor, shards: Sequence[ShardRows]) -> Iterator[Piece]:
     """
     array, begin = data.numpy(), 0
     while begin < len(array):
-        if len(array) - begin < HEADER_BYTES:
+        if len(array) - begin < HEADER.size:
             raise ValueError(f"{len(array) - begin} bytes are left, fewer than a header")
-        header = array[begin : begin + HEADER_BYTES].view(np.int64).tolist()
-        number, num_rows, first, num_bytes, form_number = header
+        number, num_rows, first, num_bytes, form_number = HEADER.unpack_from(array.data, begin)
         if not 0 <= number < len(shards):
             raise ValueError(f"there is no shard {number}")
         shard, listed, form = shards[number], first == _LISTED, Form(form_number)
@@ -169,7 +179,8 @@ def read_pieces(data: Tensor, shards: Sequence[ShardRows]) -> Iterator[Piece]:
         rows = listing if listed else slice(first, first + num_rows)
         fits = 0 <= first <= shard.num_rows - num_rows
         if listed:
-            fits = not num_rows or (listing.min() >= 0 and listing.max() < shard.num_rows)
+            # as unsigned numbers, negative ones are large
+            fits = not num_rows or listing.view(np.uint64).max() < shard.num_rows
         if not fits:
             raise ValueError(f"a piece has rows outside of the {shard.num_rows} rows of shard {number}")
         yield Piece(number, rows, parts, form)
@@ -191,12 +202,12 @@ def _parts(
     piece: Array, shard: ShardRows, num_rows: int, form: Form, *, listed: bool
 ) -> tuple[Array, dict[int, Array]]:
     """Views of the row numbers (empty if not listed) and of each column in the bytes of a piece."""
-    listing = piece[HEADER_BYTES : HEADER_BYTES + 8 * num_rows * listed].view(np.int64)
-    at, parts = HEADER_BYTES + (_padded(8 * num_rows) if listed else 0), {}
-    for number, row_bytes in shard.widths(form).items():
-        end = at + num_rows * row_bytes
-        parts[number] = piece[at:end].view(np.dtype((np.void, row_bytes)))
-        at += _padded(num_rows * row_bytes)
+    listing = piece[HEADER.size : HEADER.size + 8 * num_rows * listed].view(np.int64)
+    at, parts = HEADER.size + (_padded(8 * num_rows) if listed else 0), {}
+    for number, dtype in shard.dtypes(form).items():
+        num_bytes = num_rows * dtype.itemsize
+        parts[number] = piece[at : at + num_bytes].view(dtype)
+        at += _padded(num_bytes)
     return listing, parts
 
 
