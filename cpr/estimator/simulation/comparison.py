@@ -157,7 +157,8 @@ def departures(comparison: RecoveryComparison) -> list[str]:
     job, failures = comparison.job, comparison.config.failures
     found = []
     for config in wrong:
-        interval = f"{NAMES[config.recovery]}'s interval of {duration_text(config.interval_s)}"
+        name = NAMES["full" if config.recovery == "full" else "partial"]  # whose interval mirrors have
+        interval = f"{name}'s interval of {duration_text(config.interval_s)}"
         if config.interval_s > FAR_SHORTER * job.T_fail:
             found.append(f"{interval} is not far shorter than the time between failures")
         if job.T_total < FEW_SAVES * config.interval_s:
@@ -169,6 +170,6 @@ def departures(comparison: RecoveryComparison) -> list[str]:
     falls_short = any(side.falls_short for side in comparison.sides.values())
     if failures.distribution != "exponential" and (failures.scope == "job" or falls_short):
         found.append("failures have a memory: they do not come evenly")
-    return found or [
+    return list(dict.fromkeys(found)) or [
         "failures also come while a job saves and recovers: there are more than in useful time alone"
     ]

@@ -54,7 +54,7 @@ def _table(comparison: RecoveryComparison) -> list[str]:
     if comparison.mirror is not None:
         rows[3] = [f"  {PART_NAMES['save']} and mirrors"]
     for name, side in sides.items():
-        digits = 6 if name == "mirror" else 4  # of which little is left with mirrors
+        form = ".2g" if name == "mirror" else ".4f"  # mirrors leave little of it
         simulation, job = side.simulation, comparison.job
         interval = duration_text(simulation.config.interval_s)
         cells = [
@@ -62,8 +62,8 @@ def _table(comparison: RecoveryComparison) -> list[str]:
             (_percent(side.expected.total), _share(simulation.overhead)),
             *((_percent(getattr(side.expected, part)), _share(simulation.parts[part])) for part in PARTS),
             ("", _percent(simulation.worst(0.05))),
-            (f"{side.expected_pls:.{digits}f}", _number(simulation.pls, digits)),
-            (f"{job.T_total / job.T_fail:.4g}", _number(simulation.failures, 2)),
+            (f"{side.expected_pls:{form}}", _number(simulation.pls, form)),
+            (f"{job.T_total / job.T_fail:.4g}", _number(simulation.failures, ".2f")),
         ]
         for row, pair in zip(rows[1:], cells, strict=True):
             row.extend(pair)
@@ -82,5 +82,5 @@ def _share(mean: Mean) -> str:
     return f"{100 * mean.value:.2f} +- {100 * mean.half_width:.2f} %"
 
 
-def _number(mean: Mean, digits: int) -> str:
-    return f"{mean.value:.{digits}f} +- {mean.half_width:.{digits}f}"
+def _number(mean: Mean, form: str) -> str:
+    return f"{mean.value:{form}} +- {mean.half_width:{form}}"

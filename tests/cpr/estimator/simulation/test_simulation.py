@@ -152,6 +152,13 @@ def test_mirrors_agree_with_formulas(changes, mirror, failures):
     assert uncovered(job, mirror, failures).filling > 0.01
 
 
+def test_longer_steps_fail_more_often_and_save_as_often():
+    mirror = replace(SLOW_MIRROR, slows_s=SLOW_MIRROR.step_s / 2)
+    result = run(CALM, "mirror", HOUR, mirror=mirror, num_trials=200)
+    assert agrees(result.failures, 1.5 * CALM.T_total / CALM.T_fail)
+    assert result.parts["save"].value - 0.5 == pytest.approx(CALM.O_save / HOUR, rel=0.01)
+
+
 def test_mirror_that_covers_no_node_is_partial_recovery():
     """All nodes fail together."""
     everything = FailureModel(group_share=1.0, group_nodes=CALM.N_emb)
