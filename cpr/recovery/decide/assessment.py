@@ -191,6 +191,8 @@ class Assessment:
     """Old workers in `lost` of which there is a mirror."""
     chosen: tuple[Held, ...] = ()
     """Shards in mirrors of which only some rows are held."""
+    remembered: frozenset[int] = frozenset()
+    """Old workers whose own memory has their per-rank state of the newest step, whatever rows they lost."""
 
     @property
     def missing(self) -> list[int]:
@@ -250,6 +252,11 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
             )
             for rank, each in mirrors.items()
         },
+        remembered=frozenset(
+            rank
+            for rank, each in best.items()
+            if slot is not None and each.segment.slot is not None and each.segment.slot.is_of_moment(slot)
+        ),
         old_world_size=old_world_size,
         endings=_endings(best, old_world_size),
         epoch=max((each.segment.epoch for each in current), default=0),

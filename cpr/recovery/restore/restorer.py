@@ -328,7 +328,8 @@ class Restorer:
                 if (data := states.get(self._group.rank)) is not None:
                     mine = read_state(memoryview(data))
             return mine, {}
-        return None, {(found.old_world_size, rank): tree for rank, tree in held.items()}
+        gone = {rank: tree for rank, tree in held.items() if rank not in found.remembered}
+        return None, {(found.old_world_size, rank): tree for rank, tree in gone.items()}
 
     def _load_lost(self, plan: Sequence[ShardSources], interrupted: bool, done: _Restored) -> str | None:
         """Load the lost rows of this rank from the checkpoint; returns why they cannot be loaded.

@@ -69,10 +69,10 @@ def step_mirror(recovery):
 
 def fail(scenario, recovery, rank):
     dist.barrier()
-    if scenario.startswith("lose") and rank == 1:
+    if (scenario.startswith("lose") or "mirror" in scenario) and rank == 1:
         shutil.rmtree(recovery._memory.segment.folder)
         kill_oneself()
-    if scenario == "resize":
+    if scenario.startswith("resize"):
         raise RuntimeError("the launcher is about to change its mind")
     dist.barrier()  # the others find out here
 
@@ -81,7 +81,7 @@ def main(folder, scenario):
     folder = Path(folder)
     torch.set_num_threads(1)
     moving.MESSAGE_BYTES = 256  # some rows
-    mirroring.keepers = lambda infos: [[1], [0]]  # each worker stands for a node
+    mirroring.keepers = lambda infos: [[1], [0]] if len(infos) == 2 else None  # each stands for a node
     by_priority = scenario == "lose_by_priority"
     recovery = cpr.PartialRecovery(
         str(folder / "checkpoint"),

@@ -214,12 +214,15 @@ def test_what_is_lost_is_counted_once_whenever_the_recovery_dies(torchrun, folde
 
 
 @pytest.mark.usefixtures("below_cpr_run")
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_another_world_size_gets_the_rows_from_memory(torchrun, folder, monkeypatch, ranks):
-    code, _ = torchrun("resize", restarts=0)
+@pytest.mark.parametrize(("scenario", "ranks"), [("resize_mirrored", 1), ("resize", 3)])
+def test_another_world_size_gets_the_rows_from_memory_and_mirrors(
+    torchrun, folder, monkeypatch, scenario, ranks
+):
+    """`mirrored`: one of two workers is lost with its memory, and the other one continues alone."""
+    code, _ = torchrun(scenario, restarts=0)
     assert code != 0
     monkeypatch.setenv("CPR_CONTINUES", "1")
-    code, said = torchrun("resize", ranks=ranks)
+    code, said = torchrun(scenario, ranks=ranks)
     assert code == 0, said[-4000:]
     alive = [load(folder, f"alive-{rank}") for rank in (0, 1)]
     begun = [load(folder, f"begin-1-{rank}") for rank in range(ranks)]
@@ -231,7 +234,11 @@ def test_another_world_size_gets_the_rows_from_memory(torchrun, folder, monkeypa
         if key[1] == "weights" or not key[0].endswith(".b"):  # b is split by columns: see below
             assert torch.equal(column, after[key]), key
     story = story_of(folder, 1)
-    assert (story["kind"], story["step"], story["bytes_read"]) == ("process", FAIL_AT, 0)
+    is_mirrored = scenario == "resize_mirrored"
+    kind, lost = ("mirror", FAIL_AT) if is_mirrored else ("process", None)
+    assert (story["kind"], story["mirror_step"]) == (kind, lost)
+    assert (story["step"], story["bytes_read"], story["pls_added"]) == (FAIL_AT, 0, 0)
+    assert any(origin["mirrored"] for origin in story["sources"]) == is_mirrored
     assert any("about to change its mind" in ending["why"] for ending in story["dead"])
     assert not list((folder / "memory").iterdir())
 

@@ -141,6 +141,16 @@ def test_a_mirror_stands_for_a_worker_whose_memory_is_gone():
     assert newest.missing == []
 
 
+def test_a_mirror_of_rows_that_ended_with_their_worker_does_not_stand_for_its_other_states():
+    """Of tables on a GPU: inherited from memory and from the mirror, they would count twice."""
+    gpu = {"shards": (), "whole_bytes": 360}
+    found = assess_all([worker(0, segment(0, **gpu), mirror(1)), worker(1, segment(1, **gpu), mirror(0))])
+    assert (found.lost, found.missing) == ({0: 1.0, 1: 1.0}, [])
+    assert (found.mirrored.keys(), found.remembered) == ({0, 1}, {0, 1})
+    behind = assess_all([worker(0, segment(0), mirror(1)), worker(1, segment(1, step=6, slot=6, **gpu))])
+    assert (behind.mirrored.keys(), behind.remembered) == ({1}, {0})
+
+
 def test_a_mirror_that_is_ahead_shows_that_the_next_step_was_interrupted():
     assert assess_all([worker(0, segment(0), mirror(1, step=8)), worker(1)]).interrupted
 
