@@ -5,9 +5,9 @@ unless its rows come from the checkpoint all the same: because its keeper is los
 mirrors are not whole. All of them are filled again after each failure, as `cpr.mirror` does it.
 
 The assumptions are those of `cpr.estimator.planning.formulas`, whose symbols these are, and failures without
-a memory. Tables are spread evenly over the nodes. Loading takes as long from a mirror as from the checkpoint,
-which no measurement contradicts so far. The probability that a node and its keeper are lost together is
-Gemini's argument (Wang et al., SOSP 2023) for two copies, for a ring instead of its groups.
+a memory. Tables are spread evenly over the nodes. Loading is taken to be as long from a mirror as from the
+checkpoint. That only a node and its keeper lost together lose the copy is Gemini's argument (Wang et al.,
+SOSP 2023) for two copies, here in a ring.
 """
 
 # ruff: noqa: N803 - the paper's symbols
