@@ -92,7 +92,7 @@ class Keeper:
                 while copy is not None:
                     _take(sock, copy)
         except (OSError, ValueError, TypeError, LookupError, NotEnoughMemoryError) as error:
-            if not self._is_closed and not isinstance(error, LinkLostError):
+            if not self._is_closed and not isinstance(error, (LinkLostError, ConnectionError)):
                 logger.warning("the connection of a mirror's owner has ended: %s", error)
         finally:
             self._connections.pop(sock, None)

@@ -309,7 +309,7 @@ class Mirror:
     def _done(self, job: _Job, num_bytes: int) -> None:
         if self._lost_s is not None:
             seconds = time.monotonic() - self._lost_s
-            logger.info("the mirror of rank %d is sent again, after %.0f s", self._owner.rank, seconds)
+            logger.warning("the mirror of rank %d is sent again, after %.0f s", self._owner.rank, seconds)
             self._lost_s, self._pause_s = None, FIRST_PAUSE_S
         if not job.is_moment:
             self._to_fill.pop(0)
@@ -332,16 +332,17 @@ class Mirror:
             for part in job.parts:
                 assert isinstance(part.rows, Tensor)
                 self._kept = united(self._kept, {part.shard: part.rows})
-        if self._lost_s is None:
-            self._lost_s = time.monotonic()
-            since = "is not whole" if self._sent_step is None else f"stays at step {self._sent_step}"
-            logger.warning("the mirror of rank %d %s: %s", self._owner.rank, since, error)
+        is_told = self._lost_s is not None
+        lost_s = self._lost_s = self._lost_s or time.monotonic()
         if self._link is not None:
             self._link.close()
             self._link = None
         while self._link is None and not self._closing.wait(self._pause_s):
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-            self._connect_again(self._lost_s)
+            if not is_told:  # after a pause: with the keeper, the run may have ended
+                since = "is not whole" if self._sent_step is None else f"stays at step {self._sent_step}"
+                logger.warning("the mirror of rank %d %s: %s", self._owner.rank, since, error)
+            is_told, self._pause_s = True, min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._connect_again(lost_s)
 
     def _connect_again(self, lost_s: float) -> None:
         """Reach the keeper, or, if nothing has arrived there for long, another one that answers.
