@@ -26,6 +26,8 @@ class TrainingJob:
     """Share of the rows of each table, drawn at random, that a row save writes."""
     ceiling_bytes: int = 512 * 2**20
     """Limit of the extra host memory of a worker in a rolling save."""
+    num_batches: int = 8
+    """Different batches, used in turn."""
     seed: int = 1
     """Seed of batches and rows."""
 
@@ -33,7 +35,11 @@ class TrainingJob:
 def start_training(job: TrainingJob, ranks: Ranks, initialize: bool = True) -> Training:
     """Set up the recipe of `job` with its tables, sharded table-wise."""
     workload = Workload(
-        recipe=job.recipe, rows=job.rows, global_batch_size=job.global_batch_size, seed=job.seed
+        recipe=job.recipe,
+        rows=job.rows,
+        global_batch_size=job.global_batch_size,
+        num_batches=job.num_batches,
+        seed=job.seed,
     )
     batches = TimedBatches(workload, steps=workload.num_batches, rank=ranks.rank, world_size=ranks.world_size)
     overrides = [

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, Final
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
@@ -20,10 +20,13 @@ from experiments.checkpointing.job import TrainingJob, start_training
 from experiments.harness.record import Row
 from experiments.harness.training import Training
 from experiments.harness.worker_process import answer_requests, job_from, worker_process_group
-from experiments.mirror.run import MIRRORS, NONE
+from experiments.mirror.run import MEMORY_SHARE, MIRRORS, NONE
 
-WARM_UP_STEPS = 10
+WARM_UP_STEPS: Final = 10
 """Before the first turn, and in a turn before its timed steps: more than the steps between two moments."""
+
+FIRST_MOMENTS: Final = 9
+"""Moments of a mirror before the first turn: it is whole, and has chosen rows for the fourth time."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,13 +69,15 @@ class MirrorBench:
             infos=(info,) * ranks.world_size,
         )
         self._mirrors: dict[str, Mirror] = {}
+        all_bytes = sum(shard.num_rows * shard.bytes_per_row for shard in shards)
+        limits = {"all": "", "priority": f"{MEMORY_SHARE * all_bytes:.0f}B"}
         for name, settings in MIRRORS.items():
-            config, home = MirrorConfig(to="neighbour", **settings), Home(name, memory)
+            config, home = MirrorConfig(to="neighbour", memory=limits[name], **settings), Home(name, memory)
             mirror = start_mirror(config, workers, self._group, home, shards, training.model, [])
             assert mirror is not None
             self._mirrors[name] = mirror
             self._hooks[name] = self._hooks_now()
-            while not all(self._group.gather(mirror.step_sent is not None)):
+            while min(self._group.gather(mirror.figures.moments)) < FIRST_MOMENTS:
                 self._step(mirror)
             self._use(NONE)
 
@@ -87,7 +92,7 @@ class MirrorBench:
             mirror.close(remove=True)
 
     def _turn(self, name: str, steps: int) -> Row:
-        """Seconds, processor time of all ranks, bytes that a rank sent in a step, and the mirrors' age."""
+        """Seconds, processor time and sent bytes of a step (means of all ranks), and the greatest age."""
         mirror = self._mirrors.get(name)
         self._use(name)
         for _ in range(WARM_UP_STEPS):
@@ -107,7 +112,7 @@ class MirrorBench:
         all_ranks = self._group.gather(mine)
         return {
             "step_s": mean(each["step_s"] for each in all_ranks),
-            "cpu_s": sum(each["cpu_s"] for each in all_ranks),
+            "cpu_s": mean(each["cpu_s"] for each in all_ranks),
             "bytes_per_step": mean(each["bytes_per_step"] for each in all_ranks),
             "age_steps": max(each["age_steps"] for each in all_ranks),
         }
