@@ -582,10 +582,20 @@ class PartialRecovery:
         """Start the mirrors; a run that has begun with them goes on without if they cannot be made again."""
         assert self._group is not None
         assert self._publisher is not None
-        group, home, shards = self.worker_group, self._memory.home, self.checkpointer.shards
-        config, outside = self._mirror_config, self._publisher.outside
+        group, memory = self.worker_group, self._memory
         try:
-            return start_mirror(config, group, self._group, home, shards, model, optimizers, outside)
+            return start_mirror(
+                self._mirror_config,
+                group,
+                self._group,
+                memory.home,
+                self.checkpointer.shards,
+                model,
+                optimizers,
+                self._publisher.outside,
+                memory.segment,
+                self.steps_done,
+            )
         except (NotEnoughMemoryError, OSError) as error:  # on all ranks alike
             if not group.continues:
                 raise

@@ -1,4 +1,4 @@
-"""The rows that training has changed since they were last taken, for all shards of a worker."""
+"""The rows that training changes, for all shards of a worker: before it does, and since they were taken."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -32,11 +32,17 @@ class ChangedRows:
         model: with the tables.
         shards: of this rank. Of those that are not `updated_in_backward`, nor told of by an owner of columns,
             all rows count as changed.
+        before: called with rows before they change; not told of those of `whole` shards.
     """
 
-    def __init__(self, model: nn.Module, shards: Sequence[TableShard]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        shards: Sequence[TableShard],
+        before: Callable[[Rows], object] = lambda rows: None,
+    ) -> None:
         numbers = {shard.extent: number for number, shard in enumerate(shards)}
-        self._shards = shards
+        self._shards, self._before = shards, before
         self._groups = [
             (group, [numbers.get(table.extent) for table in group.tables])
             for group in table_groups(model)
@@ -67,18 +73,12 @@ class ChangedRows:
     def take(self) -> Rows:
         """Return the changed rows, and forget them; called between two steps."""
         taken: Rows = {}
-        for number, (_, shards) in enumerate(self._groups):
+        for number in range(len(self._groups)):
             changed = self._changed[number]
             self._changed[number], self._counts[number] = [], 0
             if not changed:
                 continue
-            joint = unique_rows(changed)
-            first_rows = self._layouts[number].first_rows
-            edges = torch.searchsorted(joint, torch.tensor(first_rows, dtype=torch.int64)).tolist()
-            for table, shard in enumerate(shards):
-                rows = joint[edges[table] : edges[table + 1]] - first_rows[table]
-                if shard is not None and rows.numel():
-                    taken[shard] = rows
+            taken |= self._by_shard(number, changed[0] if len(changed) == 1 else unique_rows(changed))
         for shard in self.whole:
             taken[shard] = torch.arange(self._shards[shard].num_rows)
         return taken
@@ -103,13 +103,25 @@ class ChangedRows:
         self._note(number, rows + self._layouts[number].first_rows[table])
 
     def _note(self, number: int, rows: Tensor) -> None:
-        changed = self._changed[number]
-        changed.append(rows.cpu())
+        changed, rows = self._changed[number], unique_rows([rows.cpu()])
+        self._before(self._by_shard(number, rows))
+        changed.append(rows)
         self._counts[number] += rows.numel()
         num_rows = self._layouts[number].first_rows[-1]
         if self._counts[number] > max(COMPACT_ABOVE, 2 * num_rows):
             self._changed[number] = [unique_rows(changed)]
             self._counts[number] = self._changed[number][0].numel()
+
+    def _by_shard(self, number: int, joint: Tensor) -> Rows:
+        """Divide joint rows of a group, ascending without duplicates, by shard."""
+        first_rows, shards = self._layouts[number].first_rows, self._groups[number][1]
+        edges = torch.searchsorted(joint, torch.tensor(first_rows, dtype=torch.int64)).tolist()
+        found: Rows = {}
+        for table, shard in enumerate(shards):
+            rows = joint[edges[table] : edges[table + 1]] - first_rows[table]
+            if shard is not None and rows.numel():
+                found[shard] = rows
+        return found
 
 
 def united(one: Mapping[int, Tensor], other: Mapping[int, Tensor]) -> Rows:

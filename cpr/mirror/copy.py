@@ -1,9 +1,10 @@
 """The copy that a worker keeps of another one's rows: a segment of resident memory that changes in moments.
 
 A moment is what has changed in the owner's rows since the moment before. It is received into a log next to
-the copy, counts from when it is whole there, and is then written into the copy. If the keeper dies while it
-writes, its successor writes the whole moment again: so the copy is always of one moment. Until the first one
-is whole, the copy is not sealed, and does not count.
+the copy, and counts from when it is whole there. It is written into the copy when `MOMENTS_KEPT` newer ones
+have come: mirrors of several workers can be a step or two apart, and are brought to one that all have. If the
+keeper dies while it writes, its successor writes the whole moment again: so the copy is always of one moment.
+Until the first one is whole, the copy is not sealed, and does not count.
 """
 
 import json
@@ -26,7 +27,9 @@ from cpr.resident.regions import grow_region, map_region
 from cpr.resident.segment import Segment
 from cpr.shards.shard import TableShard
 
-LOG_FILE: Final = "moment"
+LOG_FILE: Final = "moment-"
+MOMENTS_KEPT: Final = 2
+"""Whole moments that are not written into the copy yet."""
 HEADER_BYTES: Final = 64
 MAGIC: Final = int.from_bytes(b"CPRMOMT1", "little")
 
@@ -141,12 +144,18 @@ class MirrorCopy:
             self.segment.remove()
             raise
         self._rows = [ShardRows(shard.columns) for shard in self._shards]
-        self._log = MomentLog(self.segment.folder)
+        self._logs = [
+            MomentLog(self.segment.folder / f"{LOG_FILE}{number}") for number in range(MOMENTS_KEPT + 1)
+        ]
+        self._whole: list[tuple[Moment, MomentLog]] = []
+        """Oldest first."""
         self._is_sealed = False
 
     @property
     def step(self) -> int | None:
-        """Training steps done at the moment of the copy; None: there was no whole moment yet."""
+        """Training steps done at the newest moment; None: there was no whole moment yet."""
+        if self._whole:
+            return self._whole[-1][0].step
         return self.segment.status.step_finished if self._is_sealed else None
 
     def receive(self, num_bytes: int) -> Tensor:
@@ -155,7 +164,7 @@ class MirrorCopy:
         Raises:
             NotEnoughMemoryError: there is no room.
         """
-        return self._log.reserve(num_bytes)
+        return self._free_log().reserve(num_bytes)
 
     def put_rows(self, data: Tensor) -> None:
         """Write rows before the first moment; `data` are received pieces.
@@ -169,26 +178,24 @@ class MirrorCopy:
             self._rows[piece.shard].write(piece)
 
     def put(self, moment: Moment) -> None:
-        """Write a moment, whose bytes were received; it counts at once.
+        """Take a moment, whose bytes were received; it counts at once.
 
         Raises:
             ValueError: the bytes are not those that were sent, or no pieces of the owner's shards.
         """
-        data = self._log.data[: moment.num_bytes]
+        log = self._free_log()
+        data = log.data[: moment.num_bytes]
         if digest_of(data) != moment.digest:
             raise ValueError(f"the moment of step {moment.step} differs from its digest")
         pieces = list(read_pieces(data[: moment.pieces_bytes], self._rows))  # checked before it counts
         if self._is_sealed:
-            self._log.seal(moment)
-        try:
+            log.seal(moment)
+            self._whole.append((moment, log))
+            if len(self._whole) > MOMENTS_KEPT:
+                self._write_oldest()
+        else:
             _write(moment, pieces, data, self._rows, self.segment)
-        except BaseException:  # parts of it are written: nothing counts until the next moment is whole
-            self.segment.unseal()
-            self._is_sealed = False
-            raise
-        finally:
-            self._log.clear()
-        if not self._is_sealed:
+            log.clear()
             owner = self.owner
             self.segment.seal(
                 session_id=owner.session_id,
@@ -203,6 +210,21 @@ class MirrorCopy:
     def remove(self) -> None:
         """Free the memory."""
         self.segment.remove()
+
+    def _free_log(self) -> "MomentLog":
+        taken = [log for _, log in self._whole]
+        return next(log for log in self._logs if log not in taken)
+
+    def _write_oldest(self) -> None:
+        (_, log), *self._whole = self._whole
+        try:
+            log.write_into(self.segment, self._rows)
+        except BaseException:  # parts of it are written: nothing counts until the next moment is whole
+            self.segment.unseal()
+            self._is_sealed, self._whole = False, []
+            for each in self._logs:
+                each.clear()
+            raise
 
     def _allocate(self, number: int, form: ShardForm) -> TableShard:
         columns = {}
@@ -222,10 +244,10 @@ class MirrorCopy:
 
 
 class MomentLog:
-    """The file of the moment that is on its way into a mirror."""
+    """The file of a moment that is on its way into a mirror."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / LOG_FILE
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     @property
@@ -247,54 +269,106 @@ class MomentLog:
     def seal(self, moment: Moment) -> None:
         """Let the bytes count as this moment."""
         words = self._words
-        words[1:7] = moment.to_words()
+        words[1:7], words[7] = moment.to_words(), 0
         words[0] = MAGIC
 
     def clear(self) -> None:
         """Let the bytes count no more."""
-        self._words[0] = 0
+        if self._memory.numel():
+            self._words[0] = 0
+
+    @property
+    def is_being_written(self) -> bool:
+        """Whether writing the moment into the copy has begun."""
+        return bool(self._words[7])
+
+    def write_into(self, segment: Segment, shards: Sequence[ShardRows]) -> None:
+        """Write the moment into a copy, from where on it counts there.
+
+        Raises:
+            ValueError: the bytes are no pieces of these shards.
+        """
+        moment = self._moment
+        data = self.data[: moment.num_bytes]
+        self._words[7] = 1
+        _write(moment, list(read_pieces(data[: moment.pieces_bytes], shards)), data, shards, segment)
+        self.clear()
 
     def read(self) -> tuple[Moment, Tensor] | None:
-        """The moment that counts and its bytes, of a dead worker's log; None: there is none.
+        """The moment and its bytes, of a dead worker's log; None: there is none that counts.
 
         Raises:
             DamagedMemoryError: the file differs from what was written.
             UnreadableMemoryError: it cannot be read now.
         """
-        if not self._path.exists():
-            return None
         self._memory = map_region(self._path)
         if self._memory.numel() < HEADER_BYTES or int(self._words[0]) != MAGIC:
             return None
-        moment = Moment.from_words([int(word) for word in self._words[1:7]])
+        moment = self._moment
         data = self.data[: max(0, moment.num_bytes)]
         if digest_of(data) != moment.digest:
             raise DamagedMemoryError(f"{self._path} differs from its digest")
         return moment, data
 
     @property
+    def _moment(self) -> Moment:
+        return Moment.from_words([int(word) for word in self._words[1:7]])
+
+    @property
     def _words(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         return self._memory[:HEADER_BYTES].numpy().view(np.int64)
 
 
-def finish_writing(segment: Segment) -> None:
-    """Write the moment whose writing the keeper's death may have interrupted into a claimed mirror.
+class DeadCopy:
+    """A claimed copy, whose keeper has died.
 
     Raises:
         DamagedMemoryError: the memory differs from what was written.
         UnreadableMemoryError: it cannot be read now.
     """
-    log = MomentLog(segment.folder)
-    found = log.read()
-    if found is None:
-        return
-    moment, data = found
-    rows = [ShardRows(held.columns) for held in segment.held_shards()]
-    try:
-        _write(moment, list(read_pieces(data[: moment.pieces_bytes], rows)), data, rows, segment)
-    except ValueError as error:
-        raise DamagedMemoryError(f"the moment in {segment.folder} is damaged: {error}") from error
-    log.clear()
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._rows = [ShardRows(held.columns) for held in segment.held_shards()]
+        read = [(log, log.read()) for log in map(MomentLog, segment.folder.glob(f"{LOG_FILE}*"))]
+        whole = [(log, *found) for log, found in read if found is not None]
+        self._whole = sorted(whole, key=lambda each: each[1].step)
+        if self._whole and self._whole[0][0].is_being_written:
+            self.bring_to(self._whole[0][1].step)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Training steps done at the moments that the copy can be brought to, newest first."""
+        written = self._segment.status.step_finished
+        return (*(moment.step for _, moment, _ in reversed(self._whole)), written)
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the directory's ownership at the newest moment."""
+        return self._whole[-1][1].epoch if self._whole else self._segment.status.epoch
+
+    def newest_state(self) -> Any:
+        """The owner's other state at the newest moment."""
+        if self._whole:
+            return _state(*self._whole[-1][1:])
+        read = self._segment.replica.read()
+        return None if read is None else read[1]
+
+    def bring_to(self, step: int) -> None:
+        """Bring the rows to one of `steps`; newer moments stay."""
+        while self._whole and self._whole[0][1].step <= step:
+            log, moment, _ = self._whole[0]
+            try:
+                log.write_into(self._segment, self._rows)
+            except ValueError as error:
+                raise DamagedMemoryError(
+                    f"the moment of step {moment.step} in {self._segment.folder} is damaged: {error}"
+                ) from error
+            self._whole.pop(0)
+
+
+def _state(moment: Moment, data: Tensor) -> Any:
+    return read_state(data[moment.pieces_bytes :].numpy().data)
 
 
 def _write(
@@ -302,7 +376,7 @@ def _write(
 ) -> None:
     for piece in pieces:
         shards[piece.shard].write(piece)
-    segment.replica.write(moment.step, read_state(data[moment.pieces_bytes :].numpy().data))
+    segment.replica.write(moment.step, _state(moment, data))
     segment.status.epoch = moment.epoch
     segment.status.step_finished = moment.step
     segment.status.beat()

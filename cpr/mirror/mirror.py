@@ -30,9 +30,11 @@ from cpr.mirror.keeper import Keeper
 from cpr.mirror.link import KeeperAddress, Link, LinkLostError
 from cpr.mirror.pieces import ShardRows, write_piece
 from cpr.mirror.rounding import REST, ROUNDED, Form, RoundedRows
+from cpr.mirror.undo import UndoLog, can_undo
 from cpr.rendezvous import WorkerGroup, WorkerInfo
 from cpr.rendezvous.launcher_env import LauncherEnv
 from cpr.resident.home import Home
+from cpr.resident.segment import Segment
 from cpr.shards import before_updates
 from cpr.shards.shard import TableShard
 
@@ -91,6 +93,8 @@ class Mirror:
         shards: its shards, in the order of the owner's forms.
         model: with the tables.
         optimizers: ordinary ones that update tables.
+        segment: this worker's memory, in which what undoes its last steps is kept; None: nothing is.
+        steps_done: training steps done.
 
     Raises:
         NotEnoughMemoryError: no keeper of this worker's mirror has room.
@@ -106,6 +110,8 @@ class Mirror:
         shards: Sequence[TableShard],
         model: nn.Module,
         optimizers: Sequence[Optimizer],
+        segment: Segment | None = None,
+        steps_done: int = 0,
     ) -> None:
         self._config, self._keeper, self._owner = config, keeper, owner
         self._shards = shards
@@ -117,7 +123,7 @@ class Mirror:
         self._lost_s: float | None = None
         """Since when nothing has arrived, because the keeper was lost."""
         self._pause_s = FIRST_PAUSE_S
-        self._changed = ChangedRows(model, shards)
+        self._changed = ChangedRows(model, shards, self._before_change)
         self._chosen = ChosenRows(config, shards, model)
         self._chosen.watch()
         self._updates = before_updates(model, optimizers, self._settle)
@@ -137,6 +143,11 @@ class Mirror:
                 if form in REST
             }
         )
+        self._undo: UndoLog | None = None
+        if segment is not None and not self._changed.whole and not num_slots:
+            held = [number for number, shard in enumerate(shards) if segment.holds(shard)]
+            if len(held) in {0, len(shards)} and can_undo(segment, [shards[number] for number in held]):
+                self._undo = UndoLog(segment, [self._rows[number] for number in held], steps_done)
         self._to_fill = self._all_parts()
         self._kept: Rows = {}
         """Changed rows of a moment that did not arrive."""
@@ -163,6 +174,8 @@ class Mirror:
             epoch: of the checkpoint directory's ownership.
             state: per-rank states and counters, as in `cpr.checkpoint.format.tree_file`; not kept.
         """
+        if self._undo is not None:
+            self._undo.begin(steps_done + 1)
         self._since += 1
         if self._sent_step is not None:
             age = steps_done - self._sent_step
@@ -223,6 +236,10 @@ class Mirror:
     def _num_bytes(self, part: _Part) -> int:
         is_listed = isinstance(part.rows, Tensor)
         return self._rows[part.shard].piece_bytes(_count(part.rows), listed=is_listed, form=part.form)
+
+    def _before_change(self, rows: Rows) -> None:
+        if self._undo is not None:
+            self._undo.copy(rows)
 
     def _settle(self) -> None:
         """Wait until the thread has stopped reading rows; called before they change."""
@@ -376,6 +393,8 @@ def start_mirror(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
     outside: Sequence[TableShard] = (),
+    segment: Segment | None = None,
+    steps_done: int = 0,
 ) -> Mirror | None:
     """Start the mirrors of all workers; None if they are not asked for, or, with a warning, of no use.
 
@@ -390,6 +409,8 @@ def start_mirror(
         model: with the tables.
         optimizers: ordinary ones that update tables.
         outside: those of the shards that do not live in shared memory.
+        segment: this worker's memory, in which what undoes its last steps is kept; None: nothing is.
+        steps_done: training steps done.
 
     Raises:
         NotEnoughMemoryError: a worker has no room for the mirror that it is to keep; on all ranks.
@@ -425,7 +446,7 @@ def start_mirror(
             generation=worker_group.generation,
             shards=tuple(ShardForm.of(each, num_slots.get(number)) for number, each in enumerate(own)),
         )
-        mirror = Mirror(config, keeper, places, owner, own, model, optimizers)
+        mirror = Mirror(config, keeper, places, owner, own, model, optimizers, segment, steps_done)
     except (OSError, NotEnoughMemoryError) as error:
         problem = error
     found = [each for each in group.gather(problem) if each is not None]

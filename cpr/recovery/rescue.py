@@ -25,7 +25,7 @@ from cpr.checkpoint.storage.base import Storage
 from cpr.errors import MismatchError, ResidentMemoryError
 from cpr.extent import Extent
 from cpr.recovery.decide.assessment import Assessment, SegmentReport, WorkerReport, assess
-from cpr.recovery.decide.inventory import PROGRESS_STATE, Inventory, examine
+from cpr.recovery.decide.inventory import PROGRESS_STATE, Inventory, bring_to_steps, examine
 from cpr.recovery.decide.lineage import Directory, SavedState
 from cpr.recovery.worker.memory import Claimed, Counters
 from cpr.resident.home import Home
@@ -109,21 +109,23 @@ def save(rescued: Rescued, storage: Storage, progress: Progress = lambda _: None
 def _put_together(claimed: Sequence[Claimed], refused: Sequence[str]) -> Rescued:
     found = Inventory(WorkerReport(rank=0, host=socket.gethostname(), pid=os.getpid()))
     segments = tuple(examine(each, found) for each in claimed)
-    state = assess([replace(found.report, segments=segments)], Directory())
+    found.report = replace(found.report, segments=segments)
+    state = assess([found.report], Directory())
     if state.slot is None or state.slot_of is None:
         raise ResidentMemoryError("no worker of this run had finished a step: there is nothing to be saved")
     if state.missing:
         raise ResidentMemoryError(_missing(state, refused))
+    known = {**state.counters, **bring_to_steps(state, found, claimed)}
     tree = found.trees[state.slot_of[1]]
     tree["common"]["registered"][PROGRESS_STATE]["to_skip"] += state.interrupted
-    counters = {name: dict(values) for name, values in state.counters.items()}
+    counters = {name: dict(values) for name, values in known.items()}
     return Rescued(
         session_id=claimed[0].layout.session_id,
         epoch=state.epoch,
         common=tree["common"],
         own={
             each.old_rank: tree["own"]
-            for each, tree in zip(segments, found.trees, strict=True)
+            for each, tree in zip(found.report.segments, found.trees, strict=True)
             if tree is not None and tree["own"] and _is_of_state(each, state)
         },
         shards=[*_sharded(state, found, counters), *_replicated(tree["replicated"], counters)],
@@ -137,7 +139,7 @@ def _is_of_state(segment: SegmentReport, state: Assessment) -> bool:
     """Whether the per-rank states in a segment are those of the state that is rescued."""
     assert state.slot is not None
     if segment.is_mirror:
-        return segment.old_rank in state.lost and segment.step_finished == state.slot.step
+        return segment.old_rank not in state.missing and segment.old_rank in state.mirrored
     return segment.slot is not None and segment.slot.is_of_moment(state.slot)
 
 

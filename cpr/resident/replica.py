@@ -1,8 +1,8 @@
-"""Copy of the newest replicated state, in two slots: one is whole while the other is written.
+"""Copy of the newest replicated state, in two slots or more: some are whole while another is written.
 
 A slot is a file: five numbers in a header, the leaves' bytes at multiples of 64, and then the tree as JSON
-(see `cpr.checkpoint.format.tree_file`). The status page names the slot that counts, so that a kill while the
-other is written changes nothing.
+(see `cpr.checkpoint.format.tree_file`). The status page names the slot that counts, so that a kill while
+another is written changes nothing.
 """
 
 import json
@@ -27,6 +27,7 @@ MAGIC_BYTES: Final = b"CPRSLOT1"
 MAGIC: Final = int.from_bytes(MAGIC_BYTES, "little")
 HEADER_BYTES: Final = 64
 ALIGNMENT: Final = 64
+FILE: Final = "replica-"
 SPARE: Final = 1.25
 """A slot that must grow gets this factor more than it needs."""
 Kind = tuple[str, tuple[int, ...]]
@@ -35,7 +36,7 @@ Kind = tuple[str, tuple[int, ...]]
 
 @dataclass(eq=False)
 class _Slot:
-    """One of the two files, mapped for writing."""
+    """One of the files, mapped for writing."""
 
     path: Path
     memory: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
@@ -72,11 +73,51 @@ class _Slot:
 
 
 class Replica:
-    """The two slots of a segment."""
+    """The slots of a segment."""
 
     def __init__(self, folder: Path, status: StatusPage) -> None:
-        self._status = status
-        self._slots = [_Slot(folder / "replica-0"), _Slot(folder / "replica-1")]
+        self._folder, self._status = folder, status
+        self._slots: list[_Slot] = []
+        self.keep(1)
+
+    def keep(self, num_states: int) -> None:
+        """Keep so many of the newest states, instead of one, from the next `write` on."""
+        self._slots += [
+            _Slot(self._folder / f"{FILE}{number}") for number in range(len(self._slots), num_states + 1)
+        ]
+
+    def forget_past(self) -> None:
+        """Let no state count but the newest."""
+        for number, path in self._files():
+            if number != self._status.slot:
+                path.unlink()
+                if number < len(self._slots):
+                    self._slots[number] = _Slot(path)
+
+    def steps(self) -> dict[int, int]:
+        """Slots that are whole, by training steps done; the newest state is one of them.
+
+        Raises:
+            UnreadableMemoryError: a slot cannot be read now.
+        """
+        found = {}
+        for number, path in self._files():
+            memory = map_region(path)
+            if memory.numel() >= HEADER_BYTES:
+                magic, step = memory[:16].numpy().view(np.int64).tolist()
+                if magic == MAGIC and (step not in found or number == self._status.slot):
+                    found[step] = number
+        return found
+
+    def go_back(self, step: int) -> None:
+        """Make the state of this step, which is one of `steps`, the newest one."""
+        self._status.slot = self.steps()[step]
+
+    def _files(self) -> list[tuple[int, Path]]:
+        """The files that there are, by number of the slot."""
+        return sorted(
+            (int(path.name.removeprefix(FILE)), path) for path in self._folder.glob(f"{FILE}[0-9]*")
+        )
 
     def write(self, step: int, tree: Any) -> None:
         """Copy a state, and make the copy count by one store at the very end.
@@ -89,7 +130,7 @@ class Replica:
             NotEnoughMemoryError: there is no room; the previous state still counts.
         """
         encoded, leaves = encode(tree)
-        number = 1 if self._status.slot == 0 else 0
+        number = (self._status.slot + 1) % len(self._slots)
         slot = self._slots[number]
         if slot.forms != [_form(leaf.value) for leaf in leaves]:
             slot.lay_out(leaves)
@@ -114,9 +155,9 @@ class Replica:
         number = self._status.slot
         if number == NOTHING:
             return None
-        if number not in {0, 1}:
-            raise DamagedMemoryError(f"the status page names slot {number} of 0 and 1")
-        path = self._slots[number].path
+        if number < 0:
+            raise DamagedMemoryError(f"the status page names slot {number}")
+        path = self._folder / f"{FILE}{number}"
         memory = map_region(path)
         magic = memory[: len(MAGIC_BYTES)].numpy().tobytes()
         if magic != MAGIC_BYTES and magic.startswith(MAGIC_BYTES[:-1]):

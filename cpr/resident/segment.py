@@ -43,6 +43,8 @@ from cpr.resident.status_page import StatusPage
 from cpr.shards.shard import TableShard
 
 MARKS_FILE: Final = "marks"
+UNDO_FILE: Final = "undo-"
+"""Beginning of the names of files with rows as they were before a step (`cpr.mirror.undo`)."""
 
 _held: set[int] = set()
 """File descriptors of the owner files that this process has locked."""
@@ -245,6 +247,12 @@ class Segment:
     def unseal(self) -> None:
         """Make this segment count no longer: call it before sealed content is overwritten."""
         (self.folder / LAYOUT_FILE).unlink(missing_ok=True)
+
+    def forget_past(self) -> None:
+        """Keep what goes back to earlier steps no longer: rows were written from outside, or others' were."""
+        for path in self.folder.glob(f"{UNDO_FILE}*"):
+            path.unlink()
+        self.replica.forget_past()
 
     def held_shards(self) -> list[HeldShard]:
         """Map the shards of the segment; none if the segment is not sealed.

@@ -28,10 +28,10 @@ class RowColumns:
         self.tensors: Mapping[str, Tensor] = self.allocate(table, dtypes)
         """Live, `[num_rows]` each."""
         self.watchers: list[Callable[[Tensor], object]] = []
-        """Called by `note_changed`."""
+        """Called by `note_change`."""
 
-    def note_changed(self, rows: Tensor) -> None:
-        """Tell which rows the owner has changed, int64 `[n]`; not all of them may be looked up."""
+    def note_change(self, rows: Tensor) -> None:
+        """Tell which rows the owner is about to change, int64 `[n]`; not all of them may be looked up."""
         for watch in self.watchers:
             watch(rows)
 
@@ -47,9 +47,9 @@ def add_row_columns(
     """Add columns to the rows of a table, before any call of `find_shards`.
 
     Columns may be changed only in the forward pass of training, from a pre-hook of the FBGEMM module on,
-    since the hooks of `before_updates` run before those, and `note_changed` is told of each change. Columns
-    in resident memory must be added while the model is built (`PartialRecovery.building`), in the same order
-    each time.
+    since the hooks of `before_updates` run before those, and `note_change` is told before each change.
+    Columns in resident memory must be added while the model is built (`PartialRecovery.building`), in the
+    same order each time.
 
     Args:
         group: the FBGEMM module, with a fused optimizer.

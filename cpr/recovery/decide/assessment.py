@@ -6,7 +6,7 @@ All reports are plain data that all ranks have in the same order, so that all co
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cpr.extent import Extent
 from cpr.fields import check_fields
@@ -88,10 +88,12 @@ class SegmentReport:
     """Counters of the tables' optimizers, by table and name, as of the slot."""
     problem: str | None = None
     """Why something in the segment cannot be used."""
+    steps: tuple[int, ...] = ()
+    """Steps that rows and states can be brought to exactly; of a mirror, its moments."""
     is_mirror: bool = False
     """Whether this is the copy of `old_rank`'s rows that another worker kept; it has no slot."""
     samples: int | None = None
-    """Of a mirror: samples trained by the run at its step; None: unknown."""
+    """Of a mirror: samples trained by the run at `step_finished`; None: unknown."""
     rounded: int = 0
     """Of a mirror: rows whose weights are rounded as yet."""
     share: float = 1.0
@@ -193,6 +195,11 @@ class Assessment:
     """Shards in mirrors of which only some rows are held."""
     remembered: frozenset[int] = frozenset()
     """Old workers whose own memory has their per-rank state of the newest step, whatever rows they lost."""
+    brought_to: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """Steps that memory is brought to before it is used, by worker and segment."""
+    common_step: int | None = None
+    """Step that the memory or the mirror of every old worker is brought to, also that of `slot`: no sample is
+    lost. None: there is no such step."""
 
     @property
     def missing(self) -> list[int]:
@@ -209,7 +216,11 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
     step of the newest replicated state, or died in that step, after the one before. Older memory was left
     behind. Memory older than a generation that went back to a checkpoint never counts, however many steps it
     has. The mirror of a worker counts if the worker's own memory does not, and no later generation has
-    trained; how far it is behind is counted as PLS.
+    trained.
+
+    If the memory or the mirror of each worker can be brought to one step, the newest such step is the one
+    that training continues from: nothing of it is lost, and a batch that was interrupted is trained again.
+    Otherwise memory is used as it is, and how far a mirror is behind is counted as PLS.
     """
     found = [_Found(report, at, each) for report in reports for at, each in enumerate(report.segments)]
     stale = {each.place: why for each in found if (why := directory.why_stale(each.segment.epoch, each.step))}
@@ -235,17 +246,28 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
     lost = _lost_workers(old_world_size, best)
     mirrors = {rank: each for rank, each in mirrors.items() if rank in lost}
     current = [each for each in current if not each.segment.is_mirror or each in mirrors.values()]
+    brought_to = {each.place: each.step for each in mirrors.values()}
+    used = _used_together(old_world_size, best, mirrors)
+    common_step = None if slot is None else _common_step(slot, used, directory)
+    if slot is not None and common_step is not None:
+        brought_to = {each.place: common_step for each in used}
+        slot = replace(slot, step=common_step)
+        holder = next(each for each in used if not each.segment.is_mirror)
+        minus_rank, minus_at = -holder.report.rank, -holder.at
+    held = [held for each in current for held in each.held(brought_to.get(each.place, each.step))]
     return Assessment(
         slot=slot,
         slot_of=None if slot is None else (-minus_rank, -minus_at),
-        interrupted=slot is not None and any(each.was_interrupted(slot) for each in current),
-        held=tuple(held for each in current for held in each.held() if not held.is_chosen),
-        chosen=tuple(held for each in current for held in each.held() if held.is_chosen),
+        interrupted=slot is not None
+        and common_step is None
+        and any(each.was_interrupted(slot) for each in current),
+        held=tuple(each for each in held if not each.is_chosen),
+        chosen=tuple(each for each in held if each.is_chosen),
         needed=tuple(needed for report in reports for needed in _needed(report, current)),
         lost=lost,
         mirrored={
             rank: MirrorMoment(
-                step=each.step,
+                step=brought_to[each.place],
                 samples=each.segment.samples,
                 rounded=each.segment.rounded,
                 share=each.segment.share,
@@ -255,8 +277,11 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
         remembered=frozenset(
             rank
             for rank, each in best.items()
-            if slot is not None and each.segment.slot is not None and each.segment.slot.is_of_moment(slot)
+            if each.place in brought_to
+            or (slot is not None and each.segment.slot is not None and each.segment.slot.is_of_moment(slot))
         ),
+        brought_to=brought_to,
+        common_step=common_step,
         old_world_size=old_world_size,
         endings=_endings(best, old_world_size),
         epoch=max((each.segment.epoch for each in current), default=0),
@@ -306,6 +331,18 @@ class _Found:
             return f"left behind at step {self.step} while others continued"
         return None
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether something that was in the segment cannot be used."""
+        return sum(map(_bytes, self.segment.shards)) < self.segment.whole_bytes
+
+    def is_of_history(self, newest: Slot) -> bool:
+        """Whether steps of these numbers are the ones that led to the newest replicated state."""
+        slot = self.segment.slot
+        if slot is None:
+            return newest.progress_generation <= self.segment.generation <= newest.generation
+        return (slot.went_back, slot.progress_generation) == (newest.went_back, newest.progress_generation)
+
     def was_interrupted(self, newest: Slot) -> bool:
         """Whether a step after the newest replicated state has changed rows and no recovery has counted it.
 
@@ -314,19 +351,51 @@ class _Found:
         begun = self.step if self.segment.is_mirror else self.segment.update_begun
         return begun > newest.step and self.segment.generation >= newest.generation
 
-    def held(self) -> Iterator[Held]:
-        """Shards of this segment, numbered through all segments of its holder."""
+    def held(self, step: int) -> Iterator[Held]:
+        """Shards of this segment, brought to this step, numbered through all segments of its holder."""
         first = sum(len(each.shards) for each in self.report.segments[: self.at])
         for index, shard in enumerate(self.segment.shards, first):
             yield Held(
                 rank=self.report.rank,
                 index=index,
                 extent=shard.extent,
-                step=self.step,
+                step=step,
                 generation=self.segment.generation,
                 is_mirror=self.segment.is_mirror,
                 is_chosen=shard.is_chosen,
             )
+
+
+def _used_together(
+    old_world_size: int, best: Mapping[int, _Found], mirrors: Mapping[int, _Found]
+) -> list[_Found]:
+    """The memory that has, of each old worker, all rows once; nothing if something of them is missing."""
+    used: list[_Found] = []
+    for rank in range(old_world_size):
+        own, mirror = best.get(rank), mirrors.get(rank)
+        if own is not None and (mirror is None or own.segment.shards or own.segment.steps):
+            used.append(own)
+        if mirror is not None:
+            used.append(mirror)
+        elif own is None or own.is_partial:
+            return []
+    return used
+
+
+def _common_step(newest: Slot, used: Sequence[_Found], directory: Directory) -> int | None:
+    """The newest step that all of this memory can be brought to; None: there is no such step.
+
+    It is not before the newest save, which would be of the future then.
+    """
+    if all(each.segment.is_mirror for each in used):
+        return None
+    if any(each.segment.problem or not each.is_of_history(newest) for each in used):
+        return None
+    if any(shard.is_chosen for each in used for shard in each.segment.shards):
+        return None
+    saved = directory.newest.step if directory.newest is not None else 0
+    steps = set.intersection(*(set(each.segment.steps) for each in used))
+    return max((step for step in steps if step >= saved), default=None)
 
 
 def _needed(report: WorkerReport, current: Sequence[_Found]) -> Iterator[Needed]:
@@ -354,11 +423,9 @@ def _lost_workers(old_world_size: int, best: Mapping[int, "_Found"]) -> dict[int
     for rank in range(old_world_size):
         if rank not in best:
             lost[rank] = 1.0
-            continue
-        segment = best[rank].segment
-        held_bytes = sum(_bytes(shard) for shard in segment.shards)
-        if held_bytes < segment.whole_bytes:
-            lost[rank] = 1 - held_bytes / segment.whole_bytes
+        elif best[rank].is_partial:
+            segment = best[rank].segment
+            lost[rank] = 1 - sum(map(_bytes, segment.shards)) / segment.whole_bytes
     return lost
 
 
@@ -491,7 +558,8 @@ def decide(
     mirrored = _mirror_text(found)
     if lost_share == 0:
         reason = f"lost rows come from {mirrored}" if mirrored else "the memory of all workers survived"
-        return Decision("mirror" if mirrored else "process", reason)
+        exactly = ", and all workers continue exactly from there" if found.common_step is not None else ""
+        return Decision("mirror" if mirrored else "process", f"{reason}{exactly if mirrored else ''}")
     also = f"; others that were lost come from {mirrored}" if mirrored else ""
     return Decision("partial", f"{lost_share:.1%} of the tables were lost{also}")
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from cpr.checkpoint.format.tree_file import dtype_name
 from cpr.errors import DamagedMemoryError, UnreadableMemoryError
 from cpr.extent import Extent
-from cpr.mirror.copy import finish_writing
+from cpr.mirror.copy import DeadCopy
 from cpr.mirror.pieces import NUMBERS
-from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport
+from cpr.mirror.undo import go_back, reachable_steps
+from cpr.recovery.decide.assessment import Assessment, SegmentReport, ShardReport, Slot, WorkerReport
 from cpr.recovery.run.progress import losses_in
 from cpr.recovery.worker.memory import Claimed, WorkerMemory, counters_in
 from cpr.shards.shard import TableShard, bytes_per_row
@@ -98,8 +99,9 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
     problems: list[str] = []
     shards: list[ShardReport] = []
     try:
-        if layout.is_mirror:
-            finish_writing(segment)
+        copy = DeadCopy(segment) if layout.is_mirror else None
+        if copy is not None and any(NUMBERS in shard.columns for shard in layout.shards):
+            copy.bring_to(copy.steps[0])  # which rows it holds differs between moments
         for held in segment.held_shards():
             columns = dict(held.columns)
             numbers = columns.pop(NUMBERS, None)
@@ -110,16 +112,18 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
             found.columns.append(columns)
     except DamagedMemoryError as error:
         problems.append(str(error))
-    slot, tree, samples, mirror = None, None, None, dict[str, Any]()
+    slot, tree, mirror = None, None, dict[str, Any]()
+    steps: tuple[int, ...] = ()
+    step_finished, epoch = segment.status.step_finished, segment.status.epoch
     try:
-        read = segment.replica.read()
-        if read is not None and layout.is_mirror:
-            samples = read[1]["samples"] if read[0] == segment.status.step_finished else None
+        if copy is not None:
+            tree, steps, epoch = copy.newest_state(), copy.steps, copy.epoch
+            step_finished = steps[0]
+            mirror = {"samples": tree["samples"], **tree["mirror"]}
+        elif (read := segment.replica.read()) is not None:
             tree = read[1]
-            mirror = tree["mirror"]
-        elif read is not None:
-            step, tree = read
-            slot = _slot(step, tree["common"]["registered"][PROGRESS_STATE])
+            slot = _slot(read[0], tree["common"]["registered"][PROGRESS_STATE])
+            steps = reachable_steps(segment)
     except DamagedMemoryError as error:
         problems.append(str(error))
     found.trees.append(tree)
@@ -127,8 +131,9 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
         old_rank=layout.rank,
         old_world_size=layout.world_size,
         generation=layout.generation,
-        epoch=segment.status.epoch,
-        step_finished=segment.status.step_finished,
+        epoch=epoch,
+        step_finished=step_finished,
+        steps=steps,
         update_begun=segment.status.update_begun,
         pid=claimed.pid,
         left_ns=claimed.left_ns,
@@ -142,9 +147,43 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
         counters=counters_in(tree) if tree is not None else {},
         problem="; ".join(problems) or None,
         is_mirror=layout.is_mirror,
-        samples=samples,
         **mirror,
     )
+
+
+def bring_to_steps(
+    found: Assessment, own: Inventory, claimed: Sequence[Claimed]
+) -> dict[str, Mapping[str, float]]:
+    """Bring the memory that this worker holds to the steps that the assessment has chosen.
+
+    Trees and slots in `own` are those of these steps afterwards.
+
+    Returns:
+        Counters of tables' optimizers at the common step, by table and name; empty without such a step.
+
+    Raises:
+        DamagedMemoryError: memory differs from what was written.
+        UnreadableMemoryError: it cannot be read now.
+    """
+    segments, counters = list(own.report.segments), dict[str, Mapping[str, float]]()
+    for at, report in enumerate(segments):
+        step = found.brought_to.get((own.report.rank, at))
+        if step is None:
+            continue
+        segment = claimed[at].segment
+        if report.is_mirror:
+            DeadCopy(segment).bring_to(step)
+        else:
+            go_back(segment, step)
+            segments[at] = replace(report, slot=found.slot)
+        if step != report.step_finished:
+            read = segment.replica.read()
+            assert read is not None
+            own.trees[at] = read[1]
+        if found.common_step is not None:
+            counters |= counters_in(own.trees[at])
+    own.report = replace(own.report, segments=tuple(segments))
+    return counters
 
 
 def _slot(step: int, progress: Mapping[str, Any]) -> Slot:

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -11,10 +12,24 @@ from cpr.checkpoint.collectives import RankGroup
 from cpr.checkpoint.format.tree_file import read_state, state_bytes
 from cpr.checkpoint.state.changes import UNCHANGED, Changes
 from cpr.checkpoint.storage.base import Storage
-from cpr.errors import CheckpointError, DivergedRunError, LockedError, MismatchError, StartOverError
+from cpr.errors import (
+    CheckpointError,
+    DamagedMemoryError,
+    DivergedRunError,
+    LockedError,
+    MismatchError,
+    StartOverError,
+    UnreadableMemoryError,
+)
 from cpr.recovery.decide.assessment import Assessment, Decision, RecoveryPolicy, WorkerReport, assess, decide
 from cpr.recovery.decide.comparison import compare
-from cpr.recovery.decide.inventory import PROGRESS_STATE, Inventory, refuse_unreadable, take_inventory
+from cpr.recovery.decide.inventory import (
+    PROGRESS_STATE,
+    Inventory,
+    bring_to_steps,
+    refuse_unreadable,
+    take_inventory,
+)
 from cpr.recovery.decide.lineage import Directory
 from cpr.recovery.restore.pls_budget import Cost, PlsBudget
 from cpr.recovery.restore.transfer import (
@@ -126,6 +141,8 @@ class Restorer:
             plan = with_chosen(self._group, plan, found.chosen, own.chosen)
             decision = self._decide(found, plan)
         with self._phases.measured("restore"):
+            if decision.kind in LIVE:
+                decision, found = self._bring_to_steps(decision, found, own)
             tree = self._take_over(decision, found, own)
             done = _Restored()
             is_fresh = not any(report.adopted for report in reports)
@@ -199,6 +216,18 @@ class Restorer:
             newest = self._directory.newest
             where = f"save {newest.sequence} of step {newest.step}" if newest else "the beginning"
             logger.warning("all workers go back to %s: %s", where, decision.reason)
+
+    def _bring_to_steps(
+        self, decision: Decision, found: Assessment, own: Inventory
+    ) -> tuple[Decision, Assessment]:
+        """Bring memory and mirrors to the steps that were chosen; if that fails anywhere, all go back."""
+        counters, problem = dict[str, Mapping[str, float]](), None
+        try:
+            counters = bring_to_steps(found, own, self._memory.claimed)
+        except (DamagedMemoryError, UnreadableMemoryError) as error:
+            problem = str(error)
+        counters = dict(ChainMap(*self._group.gather(counters), dict(found.counters)))
+        return self._full_if(problem) or decision, replace(found, counters=counters)
 
     def _take_over(self, decision: Decision, found: Assessment, own: Inventory) -> dict[str, Any] | None:
         """Give the replicated state to all ranks, with its progress brought up to this generation."""
@@ -440,6 +469,7 @@ class Restorer:
         segment.replica.write(progress.steps_done, live_tree(self._checkpointer))
         segment.status.step_finished = progress.steps_done
         segment.status.update_begun = NOTHING
+        segment.forget_past()
         segment.status.epoch = self._checkpointer.ownership.epoch or self._restored_epoch
         self._group.gather(None)  # no rank reads another's old memory any more
         segment.seal(

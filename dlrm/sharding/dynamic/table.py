@@ -27,8 +27,8 @@ class Candidates:
     admission by frequency needs, and nothing else has to expire.
     """
 
-    def __init__(self, columns: Mapping[str, Tensor], changed: Callable[[Tensor], object]) -> None:
-        self._ids, self._counts, self._changed = columns["candidate"], columns["sightings"], changed
+    def __init__(self, columns: Mapping[str, Tensor], changes: Callable[[Tensor], object]) -> None:
+        self._ids, self._counts, self._changes = columns["candidate"], columns["sightings"], changes
 
     def counts(self, ids: Tensor) -> Tensor:
         """How often each id was seen so far, int64 `[n]`."""
@@ -44,16 +44,16 @@ class Candidates:
         first = torch.ones_like(places, dtype=torch.bool)
         first[1:] = places[1:] != places[:-1]
         best, places = order[first], places[first]
+        self._changes(places)
         self._ids[places] = ids[best]
         self._counts[places] = counts[best].clamp(max=torch.iinfo(torch.int32).max).to(torch.int32)
-        self._changed(places)
 
     def forget(self, ids: Tensor) -> None:
         """Drop the counts of ids that have got rows."""
         places = self._places(ids)
         places = places[self._ids[places] == ids]
+        self._changes(places)
         self._counts[places] = 0
-        self._changed(places)
 
     def _places(self, ids: Tensor) -> Tensor:
         upper = (mix(ids) >> PLACE_BITS) & ((1 << PLACE_BITS) - 1)
@@ -86,7 +86,7 @@ class DynamicTable:
         admit_after: number of sightings in training after which an id gets a row; 1: at once.
         seed: of the initial values.
         initial_range: lowest and highest initial value of a weight.
-        changed: called with the rows whose weights, state or columns have changed, int64 `[n]`.
+        changes: called with the rows whose weights, state or columns are about to change, int64 `[n]`.
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class DynamicTable:
         admit_after: int,
         seed: int,
         initial_range: tuple[float, float],
-        changed: Callable[[Tensor], object] = lambda rows: None,
+        changes: Callable[[Tensor], object] = lambda rows: None,
     ) -> None:
         self.name = name
         self._weights, self._state = weights, list(state)
         self._ids, self._last_seen = columns["id"], columns["last_seen"]  # last_seen is 0 in free rows
-        self._candidates = Candidates(columns, changed) if admit_after > 1 else None
-        self._changed = changed
+        self._candidates = Candidates(columns, changes) if admit_after > 1 else None
+        self._changes = changes
         self._admit_after, self._seed, self._initial_range = admit_after, seed, initial_range
         self._index: IdIndex | None = None
         self._free = self._ids.new_empty(0)
@@ -138,8 +138,8 @@ class DynamicTable:
         self._clock += 1
         rows = index.find(ids)
         missing = rows == NOTHING
+        self._changes(rows[~missing])
         self._last_seen[rows[~missing]] = self._clock
-        self._changed(rows[~missing])
         if not bool(missing.any()):
             return rows
         unknown, places, counts = torch.unique(ids[missing], return_inverse=True, return_counts=True)
@@ -172,12 +172,12 @@ class DynamicTable:
         """
         columns = self._weights.shape[1]
         values = initial_values(ids, columns, self._initial_range, self._seed, self.name)
+        self._changes(rows)
         self._weights[rows] = values.to(self._weights.dtype)
         for state in self._state:
             state[rows] = 0
         self._ids[rows] = ids
         self._last_seen[rows] = self._clock
-        self._changed(rows)
         self._current_index().add(rows)
 
     def _make_room(self, wanted: int) -> int:
@@ -193,8 +193,8 @@ class DynamicTable:
             if num:
                 oldest = self._last_seen.argsort(stable=True)  # free rows (0) come first
                 evicted = oldest[num_free : num_free + num]
+                self._changes(evicted)
                 self._last_seen[evicted] = 0
-                self._changed(evicted)
                 self._derive_index()
         return min(wanted, self._free.numel())
 
@@ -221,5 +221,5 @@ class DynamicTable:
         used = used[self._ids[used].argsort(stable=True)]
         ids = self._ids[used]
         older = used[1:][ids[1:] == ids[:-1]]
+        self._changes(older)
         self._last_seen[older] = 0
-        self._changed(older)

@@ -76,7 +76,7 @@ def _make_table(group: TableGroup, place: int, admit_after: int, seed: int) -> D
         admit_after=admit_after,
         seed=seed,
         initial_range=group.initial_ranges[place],
-        changed=columns.note_changed,
+        changes=columns.note_change,
     )
     return table
 

@@ -7,6 +7,7 @@ import torch
 
 from cpr.errors import NotEnoughMemoryError
 from cpr.mirror.config import MirrorConfig
+from cpr.mirror.copy import DeadCopy
 from cpr.mirror.pieces import NUMBERS
 from cpr.recovery.decide.assessment import RecoveryPolicy
 from cpr.resident.allocation import _Building, _names, _signature
@@ -85,10 +86,13 @@ def test_rows_that_a_mirror_of_chosen_rows_lacks_come_from_the_save(new_worker, 
     worker.train(2)
     arrive(worker)
     alive, share = worker.values(), worker.recovery._mirror._chosen.share
-    held = [each.columns[NUMBERS] for each in worker.recovery._mirror._keeper._copy.segment.held_shards()]
-    rows = [numbers[numbers > 0] - 1 for numbers in held]
-    names = [each.name for each in worker.recovery._mirror._shards]
+    mirror = worker.recovery._mirror
+    names, segment = [each.name for each in mirror._shards], mirror._keeper._copy.segment
     worker.die()
+    copy = DeadCopy(segment)
+    copy.bring_to(copy.steps[0])
+    held = [each.columns[NUMBERS] for each in segment.held_shards()]
+    rows = [numbers[numbers > 0] - 1 for numbers in held]
     again = new_worker(layout=layout, mirror=config, policy=policy).restore()
     for name, value in again.values().items():
         expected = alive[name]

@@ -1,25 +1,29 @@
 """A mirror is bit for bit what its owner's rows were at a moment, whatever ends in the middle."""
 
+import shutil
 import socket
 import threading
 import time
+import uuid
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from cpr.errors import NotEnoughMemoryError
+from cpr.errors import DamagedMemoryError, NotEnoughMemoryError
 from cpr.extent import Extent
 from cpr.mirror.chosen_rows import ChosenRows
 from cpr.mirror.config import MirrorConfig
-from cpr.mirror.copy import LOG_FILE, Moment, MomentLog, Owner, ShardForm, digest_of, finish_writing
+from cpr.mirror.copy import LOG_FILE, MOMENTS_KEPT, DeadCopy, Moment, Owner, ShardForm, digest_of
 from cpr.mirror.keeper import Keeper
 from cpr.mirror.link import PATIENCE_S, Link, LinkLostError
 from cpr.mirror.mirror import Mirror, keepers
-from cpr.mirror.pieces import NUMBERS
+from cpr.mirror.pieces import NUMBERS, ShardRows, read_pieces
 from cpr.rendezvous import WorkerInfo
 from cpr.rendezvous.launcher_env import LOOPBACK, OwnAddress
 from cpr.resident.home import Home
+from cpr.resident.segment import Segment
 from cpr.shards import add_row_columns, find_shards, table_groups
 from tests.cpr.shards.models import bags, batch, sequences, shard
 
@@ -43,7 +47,7 @@ class Pair:
         num_slots = ChosenRows(config, self.shards, self.model).num_slots
         forms = tuple(ShardForm.of(each, num_slots.get(place)) for place, each in enumerate(self.shards))
         self.owner = Owner(session_id="s", rank=3, world_size=4, generation=2, shards=forms)
-        self.home = Home("run", root)
+        self.root, self.home = root, Home("run", root)
         self.keeper = Keeper(self.home, OwnAddress(name=LOOPBACK, interface=LOOPBACK), "s")
         self.mirror = Mirror(
             config,
@@ -59,8 +63,8 @@ class Pair:
     def age(self, *_):
         """What the owner of a column does in each pass, to a row that the pass may not look up."""
         row = torch.tensor([self.steps % ROWS["a"]])
+        self.columns.note_change(row)
         self.columns.tensors["age"][row] += 1
-        self.columns.note_changed(row)
 
     def train(self, steps, wait=True):
         """Train, and remember the rows after each step; `wait` until each step's moment has arrived."""
@@ -88,7 +92,7 @@ class Pair:
         return self.keeper._copies[3]
 
     def check(self, segment=None):
-        """Compare the copy, of this keeper or in a dead one's memory, with the rows of its step."""
+        """Compare what is written into the copy with the rows of its step."""
         segment = segment or self.copy.segment
         step = segment.status.step_finished
         for live, held in self.rows(segment):
@@ -113,9 +117,32 @@ class Pair:
                 columns = {name: column[slots] for name, column in columns.items()}
             yield {name: column[rows] for name, column in live.items()}, columns
 
+    def left(self):
+        """What the keeper would leave if it died now."""
+        folder = self.root / f"left-{uuid.uuid4().hex}"
+        return Segment(Path(shutil.copytree(self.copy.segment.folder, folder)))
+
+    def check_moments(self):
+        """Bring what a dead keeper left to each of its moments, oldest first; returns them, newest first."""
+        segment = self.left()
+        copy = DeadCopy(segment)
+        steps = copy.steps
+        assert copy.newest_state()["own"] == {"batch": steps[0]}
+        for step in reversed(steps):
+            copy.bring_to(step)
+            assert self.check(segment) == step
+        return steps
+
+    def check_newest(self):
+        """Bring what a dead keeper left to its newest moment."""
+        segment = self.left()
+        DeadCopy(segment).bring_to(self.copy.step)
+        return self.check(segment)
+
     def check_rounded(self):
         """Check that no more rows of the copy differ than are said to be rounded, and these in weights."""
-        segment = self.copy.segment
+        segment = self.left()
+        DeadCopy(segment).bring_to(self.copy.step)
         _, state = segment.replica.read()
         num_different = 0
         for live, held in self.rows(segment):
@@ -160,7 +187,8 @@ def test_every_moment_is_bit_for_bit_that_of_its_step(pair):
     made.train(2)
     for _ in range(6):
         made.train(1)
-        assert made.check() == made.steps == made.mirror.step_sent
+        assert made.copy.step == made.steps == made.mirror.step_sent
+        assert made.check() == made.steps - MOMENTS_KEPT
     figures = made.mirror.figures
     assert (figures.moments, figures.oldest) == (made.steps - 4, 1)
     assert figures.num_bytes > 36 * figures.num_rows > 0
@@ -171,64 +199,61 @@ def test_moments_are_skipped_while_one_is_on_its_way_and_nothing_is_missing(pair
     made.train(40, wait=False)
     made.arrive()
     made.train(3)
-    assert made.check() > made.steps - 3
+    steps = made.check_moments()
+    assert len(steps) == MOMENTS_KEPT + 1
+    assert steps[0] > made.steps - 3
 
 
 def test_a_lost_connection_costs_age_and_no_rows(pair, monkeypatch):
     monkeypatch.setattr("cpr.mirror.mirror.FIRST_PAUSE_S", 0.01)
     made = pair()
     made.train(10)
-    step = made.check()
+    step = made.copy.step
     made.mirror._link.close()
     made.train(1)
-    assert made.check() == step, "the moment that was on its way did not arrive"
+    assert made.copy.step == step, "the moment that was on its way did not arrive"
     made.train(2)
-    assert made.check() == made.steps
+    assert made.check_moments()[0] == made.steps
 
 
 def test_a_keeper_that_dies_while_it_writes_leaves_the_whole_moment(pair, monkeypatch):
     made = pair()
     made.train(10)
     before, segment = made.check(), made.copy.segment
-    monkeypatch.setattr("cpr.mirror.copy._write", lambda *arguments: died.wait())
-    died = threading.Event()
+    began, died = threading.Event(), threading.Event()
+    monkeypatch.setattr("cpr.mirror.copy._write", lambda *arguments: began.set() or died.wait())
+    (_, oldest), _ = made.copy._whole
     made.train(1, wait=False)
-    wait_for(lambda: MomentLog(segment.folder).read())
-    for column in segment.held_shards()[0].columns.values():
-        column.fill_(7)  # half written
+    assert began.wait(WAIT_S)
+    moment, data = oldest.read()
+    pieces = read_pieces(data[: moment.pieces_bytes], [ShardRows(each.columns) for each in made.shards])
+    for piece, held in zip(pieces, segment.held_shards(), strict=True):
+        for column in held.columns.values():
+            column[piece.rows] = 7  # half written
     monkeypatch.undo()
-    finish_writing(segment)
-    live = made.values[before + 1][0]
-    (rows,) = (part.rows for part in made.mirror._job.parts if part.shard == 0)
-    for name, column in segment.held_shards()[0].columns.items():
-        assert torch.equal(column[rows], live[name][rows])
-    assert segment.status.step_finished == before + 1
-    died.set()
+    try:
+        assert DeadCopy(segment).steps == (before + 3, before + 2, before + 1)
+        assert made.check() == before + 1
+    finally:
+        died.set()
 
 
-def test_a_moment_that_has_not_arrived_whole_leaves_the_one_before(pair):
+def test_a_moment_that_has_not_arrived_whole_leaves_the_ones_before(pair):
     made = pair()
     made.train(10)
-    before, segment = made.check(), made.copy.segment
     data = made.copy.receive(64).fill_(1)  # and the connection ends
-    finish_writing(segment)
-    assert made.check(segment) == before
     wrong = Moment(step=99, epoch=5, pieces_bytes=64, state_bytes=0, digest=digest_of(data))
     with pytest.raises(ValueError, match="no shard"):
         made.copy.put(wrong)
-    assert made.check(segment) == before
+    assert made.check_moments() == (10, 9, 8)
 
 
-def test_a_damaged_log_is_named(pair):
+def test_a_damaged_moment_is_named(pair):
     made = pair()
     made.train(10)
-    segment = made.copy.segment
-    log = MomentLog(segment.folder)
-    data = log.reserve(64).fill_(1)
-    log.seal(Moment(step=11, epoch=5, pieces_bytes=64, state_bytes=0, digest=digest_of(data)))
-    log.data[3] = 7
-    with pytest.raises(Exception, match=f"{LOG_FILE} differs from its digest"):
-        finish_writing(segment)
+    made.copy._whole[0][1].data[3] = 7
+    with pytest.raises(DamagedMemoryError, match=f"{LOG_FILE}. differs from its digest"):
+        DeadCopy(made.copy.segment)
 
 
 def test_no_room_is_told_at_the_start(world_of_one, tmp_path, monkeypatch):
@@ -281,7 +306,7 @@ def test_a_keeper_that_does_not_answer_delays_nothing(pair, monkeypatch):
     monkeypatch.setattr("cpr.mirror.mirror.FIRST_PAUSE_S", 0.01)
     made = pair()
     made.train(10)
-    step = made.check()
+    step = made.copy.step
     with socket.create_server((LOOPBACK, 0)) as silent:
         made.mirror._place = replace(made.mirror._place, port=silent.getsockname()[1])
         made.mirror._link.close()
@@ -290,7 +315,7 @@ def test_a_keeper_that_does_not_answer_delays_nothing(pair, monkeypatch):
         began = time.monotonic()
         made.mirror.close(remove=False)
         assert time.monotonic() - began < PATIENCE_S / 2
-    assert made.check() == step
+    assert made.check_moments()[0] == step
     assert made.mirror.figures.age >= 19
 
 
@@ -310,7 +335,7 @@ def test_a_mirror_of_rounded_rows_becomes_exact(pair, monkeypatch, wire_dtype):
         made.rest()
         seen.append(made.check_rounded())
         assert seen[-1] < seen[-2]
-    assert made.check() == made.steps
+    assert made.check_newest() == made.steps
     assert len(seen) > 2, "the rests of all rows did not fit into one moment"
 
 
@@ -329,7 +354,7 @@ def test_a_mirror_of_chosen_rows_has_them_exactly(pair, monkeypatch, scheme, wir
         if made.mirror.step_sent is None:
             continue
         if wire_dtype == "fp32":
-            assert made.check() == made.mirror.step_sent
+            assert made.check_newest() == made.mirror.step_sent
         else:
             made.check_rounded()
         first, *_ = made.copy.segment.held_shards()

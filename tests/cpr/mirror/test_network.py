@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cpr.mirror import link
-from cpr.mirror.copy import digest_of
+from cpr.mirror.copy import MOMENTS_KEPT, digest_of
 from cpr.mirror.keeper import Keeper
 from cpr.rendezvous.launcher_env import LOOPBACK, OwnAddress
 from cpr.resident.home import Home
@@ -97,7 +97,7 @@ def network(pair):
     pair.mirror._link.close()
     pair.train(1)
     pair.train(1)
-    assert pair.check() == pair.steps
+    assert pair.check_newest() == pair.steps
     return pair.networks[0]
 
 
@@ -120,7 +120,7 @@ def test_a_network_that_was_cut_costs_age_and_no_rows(pair, network, monkeypatch
     """Cut for much longer than anyone waits: training goes on, and what is owed does not grow with time."""
     monkeypatch.setattr("cpr.mirror.changed_rows.COMPACT_ABOVE", 0)
     caplog.set_level(logging.INFO)
-    step, connects = pair.check(), []
+    step, connects = pair.check_newest(), []
     connect = pair.mirror._connect
     monkeypatch.setattr(pair.mirror, "_connect", lambda place: (connects.append(place), connect(place)))
     network.is_cut = True
@@ -128,7 +128,7 @@ def test_a_network_that_was_cut_costs_age_and_no_rows(pair, network, monkeypatch
     while len(connects) < 3:
         pair.train(5, wait=False)
         sizes.append(held(pair.mirror))
-        assert pair.check() == step
+        assert pair.check_newest() == step
         assert pair.mirror.figures.age == pair.steps - step
     limit = sum(live.num_rows * (live.bytes_per_row + 16) for live in pair.shards)
     assert max(sizes) < 2 * limit + 2**14
@@ -136,34 +136,34 @@ def test_a_network_that_was_cut_costs_age_and_no_rows(pair, network, monkeypatch
     network.is_cut = False
     pair.arrive()
     pair.train(1)
-    assert pair.check() == pair.steps
+    assert pair.check_newest() == pair.steps
     assert pair.mirror.figures.oldest >= pair.steps - step - 1
     assert "the mirror of rank 3 is sent again" in caplog.text
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.5])
 def test_an_owner_that_dies_while_it_sends_leaves_the_moment_before(pair, network, share):
-    before = pair.check()
+    before = pair.check_newest()
     num_bytes = pair.mirror.figures.num_bytes // pair.mirror.figures.moments
     network.budget = int(share * num_bytes)
     pair.train(1, wait=False)
     wait_for(lambda: network.budget == 0)
-    assert pair.check() == before
+    assert pair.check_newest() == before
     network.budget = None
     pair.arrive()
     pair.train(1)
-    assert pair.check() == pair.steps
+    assert pair.check_newest() == pair.steps
 
 
 def test_a_moment_of_which_the_owner_does_not_know_that_it_has_arrived_is_no_trouble(pair, network):
     network.is_deaf = True
     pair.train(1, wait=False)
     wait_for(lambda: pair.mirror._lost_s is not None)
-    assert pair.check() == pair.steps == pair.mirror.step_sent + 1
+    assert pair.check_newest() == pair.steps == pair.mirror.step_sent + 1
     network.is_deaf = False
     pair.arrive()
     pair.train(1)
-    assert pair.check() == pair.steps == pair.mirror.step_sent
+    assert pair.check_newest() == pair.steps == pair.mirror.step_sent
 
 
 def test_a_slow_network_is_not_taken_for_a_lost_one(monkeypatch):
@@ -209,7 +209,8 @@ def test_a_keeper_that_is_lost_for_long_is_replaced_by_the_next_one(
     network.is_cut = False
     pair.arrive()
     pair.train(10)
-    assert pair.check(second._copies[3].segment) == pair.steps == pair.mirror.step_sent
+    assert second._copies[3].step == pair.steps == pair.mirror.step_sent
+    assert pair.check(second._copies[3].segment) == pair.steps - MOMENTS_KEPT
     assert all(held["weights"].numel() for _, held in pair.rows(second._copies[3].segment))
     assert pair.check(first) == step
     assert f"the mirror of rank 3 goes to {LOOPBACK}, and is filled" in caplog.text
@@ -225,12 +226,12 @@ def test_a_keeper_that_cannot_be_reached_at_the_start_is_replaced_by_the_next_on
 
 
 def test_a_moment_whose_bytes_differ_is_not_adopted(pair, network, monkeypatch):
-    before = pair.check()
+    before = pair.check_newest()
     monkeypatch.setattr("cpr.mirror.mirror.digest_of", lambda data: (digest_of(data)[0] ^ 1, 0))
     pair.train(1, wait=False)
     wait_for(lambda: pair.mirror._lost_s is not None)
-    assert pair.check() == before
+    assert pair.check_newest() == before
     monkeypatch.setattr("cpr.mirror.mirror.digest_of", digest_of)
     pair.arrive()
     pair.train(1)
-    assert pair.check() == pair.steps
+    assert pair.check_newest() == pair.steps

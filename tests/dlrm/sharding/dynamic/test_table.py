@@ -26,7 +26,7 @@ class Memory:
             name: torch.zeros(capacity, dtype=dtype) for name, dtype in columns_of_rows(admit_after).items()
         }
 
-    def open(self, changed=lambda rows: None):
+    def open(self, changes=lambda rows: None):
         return DynamicTable(
             "t",
             self.weights,
@@ -35,7 +35,7 @@ class Memory:
             admit_after=self.admit_after,
             seed=SEED,
             initial_range=RANGE,
-            changed=changed,
+            changes=changes,
         )
 
     def ids(self):
