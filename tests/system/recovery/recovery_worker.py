@@ -82,6 +82,8 @@ def main(folder, scenario):
     torch.set_num_threads(1)
     moving.MESSAGE_BYTES = 256  # some rows
     mirroring.keepers = lambda infos: [[1], [0]] if len(infos) == 2 else None  # each stands for a node
+    if scenario == "lose_mirror_old":
+        mirroring.can_undo = lambda *_: False  # as if survivors were too many steps ahead
     by_priority = scenario == "lose_by_priority"
     recovery = cpr.PartialRecovery(
         str(folder / "checkpoint"),
@@ -123,26 +125,33 @@ def main(folder, scenario):
         torch.save(values(recovery, model, exchange), folder / f"begin-{generation}-{rank}.pt")
         (folder / f"begin-{generation}-{rank}.json").write_text(json.dumps(story.to_dict()))
         first = recovery.batches_done
-        for number in range(first, first + MORE if generation else FAIL_AT):
+
+        def forward_backward(number):
             optimizer.zero_grad()
             model({"ebc": batch(100 * rank + number, BATCH, **ROWS)}).square().mean().backward()
+
+        for number in range(first, first + MORE if generation else FAIL_AT):
+            forward_backward(number)
             optimizer.step()
             generator = torch.Generator().manual_seed(100 * rank + number)
             flat = exchange.make_buffer()
             flat[:NUM_OWED] = torch.randn(NUM_OWED, generator=generator)
             exchange.combine(flat)
             recovery.step(samples=BATCH * dist.get_world_size())
-            if "mirror" in scenario and recovery.steps_done == FAIL_AT - (scenario == "lose_mirror_behind"):
+            is_behind = scenario in {"lose_mirror_behind", "lose_mirror_old"}
+            if "mirror" in scenario and recovery.steps_done == FAIL_AT - is_behind:
                 wait_for_mirror(recovery)
                 torch.save(values(recovery, model, exchange), folder / f"mirrored-{rank}.pt")
-                if scenario == "lose_mirror_behind":
-                    recovery._mirror.step = lambda *_: None  # as if the link was cut
+                if is_behind:
+                    recovery._mirror._config = cpr.MirrorConfig(to="neighbour", every_steps=10**6)
             if recovery.steps_done in {BASE_AT, SAVE_AT}:
                 recovery.checkpointer.wait_until_idle()
                 name = "saved" if recovery.steps_done == SAVE_AT else "base"
                 torch.save(values(recovery, model, exchange), folder / f"{name}-{rank}.pt")
         if generation == 0:
             torch.save(values(recovery, model, exchange), folder / f"alive-{rank}.pt")
+            if scenario in {"lose_mirrored_again", "lose_mirror_behind"}:
+                forward_backward(FAIL_AT)  # changes rows of a batch that will never be whole
             fail(scenario, recovery, rank)
         stories = [each.to_dict() for each in recovery.recoveries]
         (folder / f"recoveries-{rank}.json").write_text(json.dumps(stories))

@@ -118,25 +118,28 @@ def test_a_lost_worker_has_its_last_saved_rows_and_all_others_live_ones(torchrun
     assert not list((folder / "memory").iterdir())
 
 
-@pytest.mark.parametrize("scenario", ["lose_mirrored", "lose_mirrored_again", "lose_mirror_behind"])
+@pytest.mark.parametrize("scenario", ["lose_mirrored_again", "lose_mirror_behind", "lose_mirror_old"])
 def test_a_lost_worker_has_the_rows_of_its_mirror(torchrun, folder, scenario):
-    """`again`: a worker dies in the middle of the recovery; `behind`: the mirror is one step older."""
+    """`again`: a worker dies in the middle of the recovery; `behind`: the mirror is one step older, and the
+    survivor goes back to it, with what it has of the next batch; `old`: it cannot."""
     code, said = torchrun(scenario)
     assert code == 0, said[-4000:]
-    generation, behind = 1 + scenario.endswith("again"), scenario.endswith("behind")
+    generation, is_old = 1 + scenario.endswith("again"), scenario.endswith("old")
     survivor, replaced = (load(folder, f"begin-{generation}-{rank}") for rank in (0, 1))
-    alive, mirrored = load(folder, "alive-0"), load(folder, "mirrored-1")
+    then = "alive" if is_old else "mirrored"
+    alive, mirrored = load(folder, f"{then}-0"), load(folder, "mirrored-1")
     assert_rows(survivor, alive)
     assert_rows(replaced, mirrored, replicated=False)
-    assert_rows(replaced, load(folder, "alive-1"), replicated=True)
+    assert_rows(replaced, load(folder, f"{then}-1"), replicated=True)
     assert_dense(replaced, alive)
     assert torch.equal(survivor["owed"], alive["owed"])
-    assert torch.equal(replaced["owed"], torch.zeros(NUM_OWED) if behind else mirrored["owed"])
+    assert torch.equal(replaced["owed"], torch.zeros(NUM_OWED) if is_old else mirrored["owed"])
     assert alive["owed"].any()
-    story = story_of(folder, generation)
-    assert (story["kind"], story["step"], story["save_step"]) == ("mirror", FAIL_AT, None)
-    assert story["mirror_step"] == FAIL_AT - behind
-    assert story["pls_total"] == pytest.approx(behind * BATCH * 2 / (1000 * BATCH * 2))
+    story, step = story_of(folder, generation), FAIL_AT - scenario.endswith("behind")
+    assert (story["kind"], story["step"], story["save_step"]) == ("mirror", step, None)
+    assert story["mirror_step"] == step - is_old
+    assert not story["interrupted"]
+    assert story["pls_total"] == pytest.approx(is_old * BATCH * 2 / (1000 * BATCH * 2))
     rows = {origin["table_fqn"].rpartition(".")[2]: origin for origin in story["sources"]}
     assert (rows["a"]["adopted"], rows["a"]["mirrored"]) == (0, 40)
     assert (rows["b"]["adopted"], rows["b"]["mirrored"]) == (33, 33)

@@ -1,5 +1,7 @@
 """Conclusions from what workers report."""
 
+from dataclasses import replace
+
 from cpr.extent import Extent
 from cpr.recovery.decide.assessment import (
     MirrorMoment,
@@ -153,6 +155,36 @@ def test_a_mirror_of_rows_that_ended_with_their_worker_does_not_stand_for_its_ot
 
 def test_a_mirror_that_is_ahead_shows_that_the_next_step_was_interrupted():
     assert assess_all([worker(0, segment(0), mirror(1, step=8)), worker(1)]).interrupted
+
+
+def test_memory_and_mirrors_are_brought_to_the_newest_step_that_all_have():
+    """The batch that was interrupted counts as nothing then, and no mirror is behind."""
+    survivors = [segment(0, begun=8, steps=(7, 6, 5)), segment(1, step=6, slot=6, begun=7, steps=(6, 5))]
+    kept = mirror(2, step=8, steps=(8, 6, 4), world_size=3)
+    survivors = [replace(each, old_world_size=3) for each in survivors]
+    reports = [worker(0, survivors[0], kept), worker(1, survivors[1]), worker(2)]
+    found = assess_all(reports)
+    assert (found.common_step, found.slot.step, found.slot_of) == (6, 6, (0, 0))
+    assert found.brought_to == {(0, 0): 6, (0, 1): 6, (1, 0): 6}
+    assert {held.step for held in found.held} == {6}
+    assert (found.interrupted, found.missing, found.mirrored[2].step) == (False, [], 6)
+
+    saved = Directory(newest=SavedState(sequence=0, step=7, epoch=1), session_id="s")
+    assert assess(reports, saved).common_step is None, "what is saved is of the future"
+    others = {
+        "no mirror": [worker(0, survivors[0]), worker(1, survivors[1]), worker(2)],
+        "a mirror of steps before": [worker(0, survivors[0], replace(kept, steps=(4,))), *reports[1:]],
+        "damaged": [worker(0, survivors[0], replace(kept, problem="damaged")), *reports[1:]],
+        "of an older generation": [
+            worker(0, replace(survivors[0], slot=Slot(generation=1, step=7, progress_generation=1)), kept),
+            *reports[1:],
+        ],
+        "only mirrors": [worker(0, *(mirror(rank, steps=(7,)) for rank in (0, 1))), worker(1)],
+    }
+    for what, reports in others.items():
+        found = assess_all(reports)
+        assert found.common_step is None, what
+        assert set(found.brought_to.values()) <= {8, 7}, "mirrors to their newest moments"
 
 
 def test_mirrors_that_others_have_trained_without_or_that_are_damaged_do_not_count():
