@@ -33,6 +33,17 @@ class HostKeeper:
         if self._copy is None:
             self._copy = MirrorCopy(self._home, owner)
 
+    def empty(self) -> None:
+        """Free the mirror, and make memory for it again.
+
+        Raises:
+            NotEnoughMemoryError: there is no room.
+        """
+        assert self._copy is not None
+        before, self._copy = self._copy, None
+        before.remove()
+        self.introduce(before.owner)
+
     def send_rows(self, data: Tensor) -> None:
         """Write rows before the first moment, uint8 `[n]` on the CPU.
 

@@ -11,6 +11,7 @@ from typing import Final
 from cpr.errors import NotEnoughMemoryError
 from cpr.mirror.copy import MirrorCopy, Moment, Owner
 from cpr.mirror.link import (
+    EMPTY,
     MOMENT,
     PATIENCE_S,
     ROWS,
@@ -90,7 +91,7 @@ class Keeper:
                 copy = self._admit(sock)
                 sock.settimeout(None)  # an owner may compute for long
                 while copy is not None:
-                    _take(sock, copy)
+                    copy = self._take(sock, copy)
         except (OSError, ValueError, TypeError, LookupError, NotEnoughMemoryError) as error:
             if not self._is_closed and not isinstance(error, (LinkLostError, ConnectionError)):
                 logger.warning("the connection of a mirror's owner has ended: %s", error)
@@ -114,6 +115,25 @@ class Keeper:
         send_text(sock, json.dumps({"problem": problem}))
         return self._copies.get(owner.rank)
 
+    def _take(self, sock: socket.socket, copy: MirrorCopy) -> MirrorCopy:
+        """Receive and carry out a message; returns the mirror from now on."""
+        kind, *words = receive_words(sock)
+        if kind == ROWS:
+            data = copy.receive(words[0])
+            receive_into(sock, data.numpy().data)
+            copy.put_rows(data)
+        elif kind == MOMENT:
+            moment = Moment.from_words(words)
+            receive_into(sock, copy.receive(moment.num_bytes).numpy().data)
+            copy.put(moment)
+        elif kind == EMPTY:
+            self._copies.pop(copy.owner.rank).remove()
+            copy = self._copies[copy.owner.rank] = MirrorCopy(self._home, copy.owner)
+        else:
+            raise ValueError(f"a message of kind {kind}")
+        confirm(sock)
+        return copy
+
     def _displace(self, rank: int) -> None:
         """End an earlier connection of the same owner, of which the other side may be long gone."""
         before = self._by_owner.pop(rank, None)
@@ -121,21 +141,6 @@ class Keeper:
         if before is not None and thread is not None:
             _end(before)
             thread.join()
-
-
-def _take(sock: socket.socket, copy: MirrorCopy) -> None:
-    kind, *words = receive_words(sock)
-    if kind == ROWS:
-        data = copy.receive(words[0])
-        receive_into(sock, data.numpy().data)
-        copy.put_rows(data)
-    elif kind == MOMENT:
-        moment = Moment.from_words(words)
-        receive_into(sock, copy.receive(moment.num_bytes).numpy().data)
-        copy.put(moment)
-    else:
-        raise ValueError(f"a message of kind {kind}")
-    confirm(sock)
 
 
 def _end(sock: socket.socket) -> None:

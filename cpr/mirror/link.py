@@ -2,8 +2,9 @@
 
 Both sides prove a key, which the keeper made and gave to the owner through the process group. Then the owner
 sends its form (`Owner`) and the keeper answers whether it has room. After that the owner sends messages, each
-of 7 integers (64 bits) and bytes: rows before the first moment (kind and number of bytes) or a moment (kind
-and `Moment.to_words`). The keeper answers each with an integer, 0, when it is in its memory.
+of 7 integers (64 bits) and bytes: rows before the first moment (kind and number of bytes), a moment (kind
+and `Moment.to_words`), or that the mirror is to be empty again (kind). The keeper answers each with an
+integer, 0, when it is in its memory.
 """
 
 import hmac
@@ -23,6 +24,7 @@ from cpr.rendezvous.messages import PROOF_BYTES, proof
 
 ROWS: Final = 1
 MOMENT: Final = 2
+EMPTY: Final = 3
 WORDS: Final = 7
 """Integers before the bytes of a message."""
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -136,6 +138,13 @@ class Link:
         if problem is not None:
             raise NotEnoughMemoryError(problem)
 
+    def empty(self) -> None:
+        """Have the keeper free the mirror, and make memory for it again; returns when that is done."""
+        self._socket.sendall(np.array([EMPTY, *[0] * (WORDS - 1)], np.int64).tobytes())
+        self._socket.settimeout(ADMISSION_S)
+        self._receive_done()
+        self._socket.settimeout(PATIENCE_S)
+
     def send_rows(self, data: Tensor) -> None:
         """Send rows before the first moment, uint8 `[n]` on the CPU; returns when they have arrived."""
         self._send([ROWS, data.numel(), *[0] * (WORDS - 2)], data)
@@ -155,6 +164,9 @@ class Link:
         view = data.numpy().data
         for begin in range(0, len(view), CHUNK_BYTES):  # a slow network is no lost one
             self._socket.sendall(view[begin : begin + CHUNK_BYTES])
+        self._receive_done()
+
+    def _receive_done(self) -> None:
         if receive(self._socket, len(_DONE)) != _DONE:
             raise LinkLostError("the keeper has refused a message")
 

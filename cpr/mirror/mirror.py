@@ -49,6 +49,10 @@ LONGEST_PAUSE_S: Final = 10.0
 """Pauses between attempts to reach the keeper again."""
 SWITCH_AFTER_S: Final = 60.0
 """How long nothing may arrive at a keeper before the mirror goes to the next one, if there is another."""
+MOST_OWED: Final = 0.5
+MOST_OWED_BYTES: Final = 64 << 20
+"""Share of the rows' bytes, and bytes, that may be sent in one moment after a keeper was lost. If more than
+both has changed, the mirror is filled anew, which takes less memory on both sides."""
 
 Place = KeeperAddress | HostKeeper
 """Where a keeper is."""
@@ -120,6 +124,8 @@ class Mirror:
         self._place, *self._others = self._connect_to_any(places)
         self._is_whole = False
         """Whether the keeper has a whole moment."""
+        self._must_empty = False
+        """Whether the keeper may have an older mirror, which does not count any more."""
         self._lost_s: float | None = None
         """Since when nothing has arrived, because the keeper was lost."""
         self._pause_s = FIRST_PAUSE_S
@@ -186,7 +192,12 @@ class Mirror:
             self._job = _Job(self._to_fill[:1], steps_done, is_moment=False)
         elif self._since >= self._config.every_steps:
             self._since = 0
+            was_lost = bool(self._kept)
             parts = self._parts_of_moment()
+            if was_lost and self._is_too_much(parts):
+                logger.warning("the mirror of rank %d is filled anew: much has changed", self._owner.rank)
+                self._fill_anew()
+                return
             count = self._rounded.count
             data = state_bytes({**state, "mirror": {"rounded": count, "share": self._chosen.share}})
             self._job = _Job(parts, steps_done, epoch, data, rounded=count)
@@ -232,6 +243,17 @@ class Mirror:
             ]
         self._rounded.add(rounded)
         return parts
+
+    def _is_too_much(self, parts: Sequence[_Part]) -> bool:
+        total = sum(shard.num_rows * shard.bytes_per_row for shard in self._shards)
+        return sum(map(self._num_bytes, parts)) > max(MOST_OWED_BYTES, MOST_OWED * total)
+
+    def _fill_anew(self) -> None:
+        """Begin again with an empty mirror; not while rows are copied."""
+        self._must_empty, self._is_whole = True, False
+        self._to_fill, self._kept = self._all_parts(), {}
+        self._chosen.join_again()
+        self._rounded.clear()
 
     def _num_bytes(self, part: _Part) -> int:
         is_listed = isinstance(part.rows, Tensor)
@@ -310,6 +332,9 @@ class Mirror:
 
     def _send(self, job: _Job, data: Tensor) -> None:
         assert self._link is not None
+        if self._must_empty:
+            self._link.empty()
+            self._must_empty = False
         if not job.is_moment:
             self._link.send_rows(data)
             return
@@ -364,8 +389,7 @@ class Mirror:
     def _connect_again(self, lost_s: float) -> None:
         """Reach the keeper, or, if nothing has arrived there for long, another one that answers.
 
-        There, the mirror is filled anew; meanwhile the keeper before has the last moment that arrived. The
-        mirror never goes back to that one, which lacks what has changed since.
+        There, the mirror is filled anew; meanwhile the keeper before has the last moment that arrived.
         """
         is_long = time.monotonic() - lost_s > SWITCH_AFTER_S
         for place in [*(self._others if is_long else ()), self._place]:
@@ -376,11 +400,9 @@ class Mirror:
                 continue
             if place is not self._place:
                 logger.warning("the mirror of rank %d goes to %s, and is filled", self._owner.rank, place)
-                self._others.remove(place)
-                self._place, self._is_whole = place, False
-                self._to_fill, self._kept = self._all_parts(), {}
-                self._chosen.join_again()
-                self._rounded.clear()
+                self._others = [*(each for each in self._others if each is not place), self._place]
+                self._place = place
+                self._fill_anew()
             return
 
 

@@ -214,6 +214,33 @@ def test_a_keeper_that_is_lost_for_long_is_replaced_by_the_next_one(
     assert all(held["weights"].numel() for _, held in pair.rows(second._copies[3].segment))
     assert pair.check(first) == step
     assert f"the mirror of rank 3 goes to {LOOPBACK}, and is filled" in caplog.text
+    pair.mirror._link.close()
+    second.close(remove=False)
+    pair.train(1, wait=False)
+    pair.arrive()
+    pair.train(10)
+    assert pair.check() == pair.steps, (
+        "the first one is the second choice now, and has an empty mirror before"
+    )
+    assert pair.copy.segment is not first
+
+
+def test_a_mirror_that_lacks_most_rows_is_filled_anew(pair, network, monkeypatch, caplog):
+    """The keeper need not have room for a second copy of all rows."""
+    monkeypatch.setattr("cpr.mirror.mirror.MOST_OWED", 0.0)
+    monkeypatch.setattr("cpr.mirror.mirror.MOST_OWED_BYTES", 0)
+    first = pair.copy
+    network.is_cut = True
+    pair.train(1, wait=False)
+    wait_for(lambda: pair.mirror._lost_s is not None)
+    network.is_cut = False
+    pair.arrive()
+    pair.train(2)
+    assert pair.copy is not first
+    assert pair.copy.step is None, "what the keeper had counts no more"
+    pair.train(10)
+    assert pair.check() == pair.steps
+    assert "the mirror of rank 3 is filled anew" in caplog.text
 
 
 def test_a_keeper_that_cannot_be_reached_at_the_start_is_replaced_by_the_next_one(pair, second, caplog):
