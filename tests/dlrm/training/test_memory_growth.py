@@ -38,10 +38,12 @@ class Watch(Session):
     def step(self) -> None:
         resident = self.memory_bytes["resident"]
         if len(resident) >= WARM_UP + AS_IT_IS:
-            fresh = mmap.mmap(-1, LEAST_GROWTH_BYTES["resident"])  # an allocator may give what was resident
+            # fresh: an allocator may give what was resident
+            fresh = mmap.mmap(-1, LEAST_GROWTH_BYTES["resident"], mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             fresh.write(bytes(len(fresh)))
             self._kept += fresh, bytearray(LEAST_GROWTH_BYTES["in use"])
-        resident.append(self._process.memory_info().rss)
+        memory = self._process.memory_info()
+        resident.append(memory.rss - memory.shared)  # the system may drop pages of files, as of libraries
         heap = psutil.heap_info()
         self.memory_bytes["in use"].append(heap.heap_used + heap.mmap_used)
 
