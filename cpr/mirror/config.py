@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cpr.fields import check_fields
-from cpr.humanize import parse_size
+from cpr.humanize import parse_size, share_text
 
 WireDtype = Literal["fp32", "bf16", "int8"]
 
@@ -50,14 +50,14 @@ class MirrorConfig:
                 f"mirror.memory={self.memory} limits a mirror of chosen rows: set mirror.rows=priority, too"
             )
         try:
-            self.memory_bytes  # noqa: B018  # raises
+            parse_size(self.memory or "0B")
         except ValueError as error:
             raise ValueError(f"mirror.memory: {error}") from None
 
     @property
     def memory_bytes(self) -> int:
         """`memory` in bytes; 0: none was given."""
-        return parse_size(self.memory) if self.memory else 0
+        return parse_size(self.memory or "0B")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,8 @@ class MirrorFigures:
     """Most steps that it was behind, once whole."""
     rounded: int = 0
     """Rows in its newest moment whose weights are rounded as yet."""
+    share: float = 1.0
+    """Share of the worker's bytes that is in the rows which it holds."""
 
     def __str__(self) -> str:
         if not self.moments:
@@ -83,7 +85,8 @@ class MirrorFigures:
         size = self.num_bytes / self.moments / 1e6
         rows = self.num_rows / self.moments
         rounded = f"; {self.rounded:,} rows rounded at the end" if self.rounded else ""
+        share = f"; it holds {share_text(self.share)} of the tables" if self.share < 1 else ""
         return (
             f"{self.moments:,} moments of {rows:,.0f} rows and {size:,.2f} MB; at most {self.oldest:,} steps "
-            f"behind{rounded}"
+            f"behind{rounded}{share}"
         )

@@ -366,6 +366,7 @@ class Mirror:
             num_bytes=figures.num_bytes + num_bytes,
             num_rows=figures.num_rows + sum(_count(part.rows) for part in job.parts),
             rounded=job.rounded,
+            share=self._chosen.share,
         )
 
     def _failed(self, job: _Job, error: Exception) -> None:

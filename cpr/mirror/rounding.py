@@ -22,6 +22,8 @@ from cpr.mirror.config import WireDtype
 
 SCAN_ROWS: Final = 1 << 22
 """Rows that are looked at in one moment for those that owe a rest: less than a millisecond."""
+BLOCK_ROWS: Final = 1 << 16
+"""Rows that are looked at together, so that few are listed beyond those that are taken."""
 LARGEST_INT8: Final = 127
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -121,7 +123,7 @@ class RoundedRows:
         """At most so many rounded rows, which travel exactly now: int64 `[n]` by number of the shard."""
         total, parts, scanned = len(self._is_rounded), list[Array](), 0
         while scanned < min(SCAN_ROWS, total) and limit and self.count:
-            end = min(self._hand + SCAN_ROWS - scanned, self._hand + total - scanned, total)
+            end = min(self._hand + BLOCK_ROWS, self._hand + total - scanned, total)
             found = self._hand + np.flatnonzero(self._is_rounded[self._hand : end])[:limit]
             parts.append(found)
             self._is_rounded[found] = False

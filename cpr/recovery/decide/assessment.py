@@ -239,7 +239,7 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
             for each in sorted(current, key=lambda each: each.age)
             if each.segment.old_world_size == old_world_size
             and each.segment.is_mirror == is_mirror
-            and (each.segment.shards or not is_mirror)
+            and (not is_mirror or (each.segment.shards and each.segment.problem is None))
         }
         for is_mirror in (False, True)
     )

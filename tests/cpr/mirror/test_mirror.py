@@ -365,5 +365,6 @@ def test_a_mirror_of_chosen_rows_has_them_exactly(pair, monkeypatch, scheme, wir
     )
     _, state = made.copy.segment.replica.read()
     total = sum(each.num_rows * each.bytes_per_row for each in made.shards)
-    assert state["mirror"]["share"] == pytest.approx(held / total)
+    assert state["mirror"]["share"] == made.mirror.figures.share == pytest.approx(held / total)
+    assert f"it holds {held / total:.1%} of the tables" in str(made.mirror.figures)
     assert len(seen - {0}) > made.owner.shards[0].extent.num_rows, "the choice never changed"

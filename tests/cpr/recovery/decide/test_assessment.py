@@ -153,6 +153,15 @@ def test_a_mirror_of_rows_that_ended_with_their_worker_does_not_stand_for_its_ot
     assert (behind.mirrored.keys(), behind.remembered) == ({1}, {0})
 
 
+def test_a_mirror_of_some_rows_is_no_whole_copy():
+    some = (replace(shard(1), is_chosen=True), shard(2))
+    found = assess_all([worker(0, segment(0), mirror(1, shards=some, share=0.3, rounded=4)), worker(1)])
+    assert found.mirrored == {1: MirrorMoment(step=7, samples=70, share=0.3, rounded=4)}
+    assert found.missing == [1]
+    assert [held.extent.table_fqn for held in found.held] == ["t0", "t2"]
+    assert [(held.extent.table_fqn, held.index) for held in found.chosen] == [("t1", 1)]
+
+
 def test_a_mirror_that_is_ahead_shows_that_the_next_step_was_interrupted():
     assert assess_all([worker(0, segment(0), mirror(1, step=8)), worker(1)]).interrupted
 
@@ -197,7 +206,7 @@ def test_mirrors_that_others_have_trained_without_or_that_are_damaged_do_not_cou
     assert not assess_all([worker(0, segment(0, **back), mirror(1)), worker(1)]).mirrored
     replaced = {"generation": 1, "slot": Slot(generation=1, step=7, losses=((2, 1, 1),))}
     assert not assess_all([worker(0, segment(0, **replaced), mirror(1)), worker(1)]).mirrored
-    damaged = mirror(1, shards=(), problem="it differs from its digest")
+    damaged = mirror(1, problem="it differs from its digest")  # other shards of it may be readable
     found = assess_all([worker(0, segment(0), damaged), worker(1)])
     assert not found.mirrored
     assert "it differs from its digest" in found.refused[0]
