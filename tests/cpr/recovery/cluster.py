@@ -7,7 +7,7 @@ the run that trains them, and what they have lost. Each node has one worker.
 
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -21,6 +21,8 @@ from cpr.checkpoint.format.part import RankPart
 from cpr.checkpoint.ownership.records import Claimant
 from cpr.errors import LockedError, RunFinished, SaveFailedError
 from cpr.extent import Extent
+from cpr.mirror.copy import MOMENTS_KEPT
+from cpr.mirror.undo import UNDO_STEPS
 from cpr.recovery.decide.assessment import (
     RecoveryPolicy,
     SegmentReport,
@@ -50,6 +52,10 @@ POLICY = RecoveryPolicy(max_lost_share=0.5)
 
 class Frozen(BaseException):
     """The process stands still in the middle of a write."""
+
+
+class KilledError(Exception):
+    """All workers of a run are killed before it has begun."""
 
 
 class Storage(MemoryStorage):
@@ -98,6 +104,24 @@ class Memory:
     rows: tuple
     dense: tuple
     progress: dict
+    past: tuple = ()
+    """Older states that it can be brought to, newest first."""
+
+    @property
+    def steps(self):
+        """Steps that it can be brought to."""
+        return tuple(each.progress["steps_done"] for each in (self, *self.past))
+
+    def after(self, older, num_past):
+        """This state, with that of `older` and others before in its past."""
+        if older is None or (older.rank, older.generation) != (self.rank, self.generation):
+            return self
+        past = (replace(older, past=()), *older.past) if older.steps[0] < self.steps[0] else older.past
+        return replace(self, past=past[:num_past])
+
+    def brought_to(self, step):
+        """The state of one of `steps`."""
+        return (self, *self.past)[self.steps.index(step)]
 
 
 @dataclass(eq=False)
@@ -176,8 +200,11 @@ class Cluster:
         name = f"n{next(self._names)}"
         return Node(name, launch=f"launch of {name}")
 
-    def join(self, nodes, *, restarted, resume=True):
-        """Start workers on these nodes; returns their run, or raises the error that ends them."""
+    def join(self, nodes, *, restarted, resume=True, dies=False):
+        """Start workers on these nodes; returns their run, or raises the error that ends them.
+
+        `dies`: they are killed when memory has been brought to the steps that were chosen.
+        """
         infos = [self._info(node, restarted) for node in nodes]
         decision = assign_ranks(infos)
         by_rank = [
@@ -213,7 +240,7 @@ class Cluster:
         )
         directory = take_directory(checkpointer, worker_group, resumes=resume)
         run = Run(by_rank, decision.session_id, decision.generation, ownership)
-        self._begin(run, worker_group, resume, directory, checkpointer)
+        self._begin(run, worker_group, resume, directory, checkpointer, dies)
         ownership.note_launches(worker_group.launches, continues=resume or worker_group.continues)
         for node in nodes:
             node.run = run
@@ -227,11 +254,12 @@ class Cluster:
             run.dense = (*run.dense, step)
             run.rows = [(*rows, step) for rows in run.rows]
             run.progress.step(SAMPLES)
-        self._publish(run)
+            self._publish(run)
 
     def mirror(self, run, rank):
         """What a rank has now arrives in its mirror on the next node."""
-        run.nodes[(rank + 1) % RANKS].mirror = run.nodes[rank].memory
+        keeper, memory = run.nodes[(rank + 1) % RANKS], replace(run.nodes[rank].memory, past=())
+        keeper.mirror = memory.after(keeper.mirror, MOMENTS_KEPT)
 
     def save(self, run, *, freeze=None):
         """Save everything; frozen, the whole run stands still while it writes its manifest."""
@@ -328,7 +356,7 @@ class Cluster:
 
     def _publish(self, run):
         for rank, node in enumerate(run.nodes):
-            node.memory = Memory(
+            memory = Memory(
                 run.session_id,
                 run.generation,
                 run.ownership.epoch,
@@ -337,8 +365,9 @@ class Cluster:
                 run.dense,
                 run.progress.state_dict(),
             )
+            node.memory = memory.after(node.memory, UNDO_STEPS - 1)
 
-    def _begin(self, run, worker_group, resume, directory, checkpointer):
+    def _begin(self, run, worker_group, resume, directory, checkpointer, dies):
         """As `cpr.recovery.restore.restorer.Restorer`, with lists instead of tensors."""
         group, progress = Alone(), run.progress
         newest, _ = find_newest(self.storage, group)
@@ -355,9 +384,19 @@ class Cluster:
         progress.generation = run.generation
         state = None
         if decision.kind in LIVE:
+            for (rank, at), step in found.brought_to.items():
+                node = run.nodes[rank]
+                if node.memory is not None and at == 0:
+                    node.memory = node.memory.brought_to(step)
+                else:
+                    node.mirror = node.mirror.brought_to(step)
             holder = run.nodes[found.slot_of[0]].memory
             progress.take_over(deepcopy(holder.progress))
             progress.begin(run.generation, found.endings, found.interrupted, 10**6)
+            if dies:
+                node = run.nodes[found.slot_of[0]]
+                node.memory = replace(holder, progress=progress.state_dict())
+                raise KilledError
             budget = PlsBudget(checkpointer, group, progress, TOTAL_SAMPLES)
             ways = Ways(budget, progress).find(decision, found, plan, newest.step if newest else None)
             choice = compare([each.way for each in ways], POLICY)
@@ -392,7 +431,7 @@ class Cluster:
             chain=list(state.saves) if state else [],
         )
         for node in run.nodes:
-            node.mirror = None  # and the new one is filled
+            node.memory = node.mirror = None  # and the new one is filled
         self._publish(run)
 
     def _report(self, rank, node):
@@ -441,6 +480,7 @@ def _segment(memory, *, is_mirror):
         generation=memory.generation,
         epoch=memory.epoch,
         step_finished=progress["steps_done"],
+        steps=memory.steps,
         update_begun=-1,
         pid=1,
         left_ns=-1,

@@ -28,7 +28,7 @@ from cpr.recovery.decide import lineage
 from cpr.recovery.decide.lineage import Directory
 from cpr.recovery.restore.pls_budget import Cost, PlsBudget
 from cpr.recovery.run.report import LIVE
-from tests.cpr.recovery.cluster import RANKS, SAMPLES, TOTAL_SAMPLES, Cluster
+from tests.cpr.recovery.cluster import RANKS, SAMPLES, TOTAL_SAMPLES, Cluster, KilledError
 
 HISTORIES = int(os.environ.get("CPR_TESTS_HISTORIES", "120"))
 """Random histories, of up to 40 events each."""
@@ -75,9 +75,12 @@ class Histories(RuleBasedStateMachine):
             self._join(nodes, restarted=False, resume=resume or self.cluster.newest() is not None)
 
     @precondition(lambda self: self.active)
-    @rule(data=st.data(), lost=st.sampled_from([None, *range(RANKS)]))
-    def workers_die_and_are_started_again(self, data, lost):
-        """What happens most in practice: the same nodes go on, or one of them is replaced."""
+    @rule(data=st.data(), lost=st.sampled_from([None, *range(RANKS)]), again=st.booleans())
+    def workers_die_and_are_started_again(self, data, lost, again):
+        """What happens most in practice: the same nodes go on, or one of them is replaced.
+
+        `again`: the new workers die in the middle of the recovery, and others are started.
+        """
         run = data.draw(st.sampled_from(self.active))
         nodes = list(run.nodes)
         self.cluster.end(run)
@@ -86,6 +89,10 @@ class Histories(RuleBasedStateMachine):
             nodes[lost] = self.cluster.new_node()
             self.nodes.append(nodes[lost])
         with suppress(LockedError, MismatchError, RunFinished):
+            if again:
+                with suppress(KilledError):
+                    self._join(nodes, restarted=True, resume=False, dies=True)
+                    return
             self._join(nodes, restarted=True, resume=False)
 
     @precondition(lambda self: sum(node.run is None for node in self.nodes) >= 1)
