@@ -112,3 +112,22 @@ def test_rows_that_a_mirror_of_chosen_rows_lacks_come_from_the_save(new_worker, 
     assert all(each.mirrored and each.lost and not each.moved for each in story.sources)
     assert story.lost_share == 1
     again.die()
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_worker_that_ends_by_itself_copies_its_tables_or_leaves_the_mirror(
+    new_worker, layout, monkeypatch, has_room
+):
+    worker = new_worker(restarted=False, layout=layout, mirror=HOST).restore().train(12)
+    arrive(worker)
+    alive = worker.values()
+    if not has_room:
+        monkeypatch.setattr("cpr.resident.copy_out.CopyOut._copy", _full)
+    worker.die(RuntimeError("a bug"))
+    again = new_worker(layout=layout, mirror=HOST).restore()
+    assert_same(again.values(), alive)
+    assert (again.story.kind, again.story.bytes_read) == ("process" if has_room else "mirror", 0)
+
+
+def _full(_):
+    raise NotEnoughMemoryError("5 MB of shared memory are needed: enlarge it")
