@@ -98,6 +98,7 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
     segment, layout = claimed.segment, claimed.layout
     problems: list[str] = []
     shards: list[ShardReport] = []
+    copy: DeadCopy | None = None
     try:
         copy = DeadCopy(segment) if layout.is_mirror else None
         if copy is not None and any(NUMBERS in shard.columns for shard in layout.shards):
@@ -120,7 +121,7 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
             tree, steps, epoch = copy.newest_state(), copy.steps, copy.epoch
             step_finished = steps[0]
             mirror = {"samples": tree["samples"], **tree["mirror"]}
-        elif (read := segment.replica.read()) is not None:
+        elif not layout.is_mirror and (read := segment.replica.read()) is not None:
             tree = read[1]
             slot = _slot(read[0], tree["common"]["registered"][PROGRESS_STATE])
             steps = reachable_steps(segment)

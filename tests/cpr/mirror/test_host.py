@@ -7,7 +7,7 @@ import torch
 
 from cpr.errors import NotEnoughMemoryError
 from cpr.mirror.config import MirrorConfig
-from cpr.mirror.copy import DeadCopy
+from cpr.mirror.copy import HEADER_BYTES, LOG_FILE, DeadCopy
 from cpr.mirror.pieces import NUMBERS
 from cpr.recovery.decide.assessment import RecoveryPolicy
 from cpr.resident.allocation import _Building, _names, _signature
@@ -131,3 +131,19 @@ def test_a_worker_that_ends_by_itself_copies_its_tables_or_leaves_the_mirror(
 
 def _full(_):
     raise NotEnoughMemoryError("5 MB of shared memory are needed: enlarge it")
+
+
+def test_a_mirror_with_a_damaged_moment_is_not_used(new_worker, layout):
+    worker = new_worker(restarted=False, layout=layout, mirror=HOST).restore().train(10).wait_for_save()
+    worker.train(2)
+    arrive(worker)
+    folder = worker.recovery._mirror._keeper._copy.segment.folder
+    worker.die()
+    for log in folder.glob(f"{LOG_FILE}*"):
+        with log.open("r+b") as file:
+            file.seek(HEADER_BYTES + 8)
+            file.write(b"damaged")
+    again = new_worker(layout=layout, mirror=HOST, policy=RecoveryPolicy(max_lost_share=1.0)).restore()
+    assert (again.story.kind, again.story.save_step, again.story.mirror_step) == ("partial", 10, None)
+    assert any("differs from its digest" in refused for refused in again.story.refused)
+    again.die()
