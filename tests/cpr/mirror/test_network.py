@@ -205,6 +205,7 @@ def test_a_keeper_that_is_lost_for_long_is_replaced_by_the_next_one(
     assert not second._copies, "it may come back"
     monkeypatch.setattr("cpr.mirror.mirror.SWITCH_AFTER_S", 0.0)
     wait_for(lambda: second._copies)
+    monkeypatch.setattr("cpr.mirror.mirror.SWITCH_AFTER_S", FOREVER_S)  # this machine may be slow, too
     assert pair.check(first) == step, "until the new one is whole, the old one counts"
     network.is_cut = False
     pair.arrive()
@@ -214,12 +215,13 @@ def test_a_keeper_that_is_lost_for_long_is_replaced_by_the_next_one(
     assert all(held["weights"].numel() for _, held in pair.rows(second._copies[3].segment))
     assert pair.check(first) == step
     assert f"the mirror of rank 3 goes to {LOOPBACK}, and is filled" in caplog.text
+    monkeypatch.setattr("cpr.mirror.mirror.SWITCH_AFTER_S", 0.0)
     pair.mirror._link.close()
     second.close(remove=False)
     pair.train(1, wait=False)
     pair.arrive()
     pair.train(10)
-    assert pair.check() == pair.steps, (
+    assert pair.check() == pair.steps - MOMENTS_KEPT, (
         "the first one is the second choice now, and has an empty mirror before"
     )
     assert pair.copy.segment is not first
@@ -239,7 +241,7 @@ def test_a_mirror_that_lacks_most_rows_is_filled_anew(pair, network, monkeypatch
     assert pair.copy is not first
     assert pair.copy.step is None, "what the keeper had counts no more"
     pair.train(10)
-    assert pair.check() == pair.steps
+    assert pair.check() == pair.steps - MOMENTS_KEPT
     assert "the mirror of rank 3 is filled anew" in caplog.text
 
 
