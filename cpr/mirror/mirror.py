@@ -189,7 +189,7 @@ class Mirror:
         if self._job is not None:
             return
         if self._to_fill:
-            self._job = _Job(self._to_fill[:1], steps_done, is_moment=False)
+            self._job = _Job(self._to_fill[0], steps_done, is_moment=False)
         elif self._since >= self._config.every_steps:
             self._since = 0
             was_lost = bool(self._kept)
@@ -218,9 +218,17 @@ class Mirror:
         self._thread.join()
         self._keeper.close(remove=remove)
 
-    def _all_parts(self) -> list[_Part]:
-        """All rows of the shards that the mirror holds whole."""
-        return [part for part in _parts(self._rows) if part.shard not in self._chosen.num_slots]
+    def _all_parts(self) -> list[list[_Part]]:
+        """All rows of the shards that the mirror holds whole, about `PASS_BYTES` for each step."""
+        passes, num_bytes = list[list[_Part]](), PASS_BYTES
+        for part in _parts(self._rows):
+            if part.shard not in self._chosen.num_slots:
+                if num_bytes + self._num_bytes(part) > PASS_BYTES:
+                    passes.append([])
+                    num_bytes = 0
+                passes[-1].append(part)
+                num_bytes += self._num_bytes(part)
+        return passes
 
     def _parts_of_moment(self) -> list[_Part]:
         """Changed rows, rows that join the mirror, and what rounding has left of others."""
