@@ -129,7 +129,7 @@ def test_a_worker_that_ends_by_itself_copies_its_tables_or_leaves_the_mirror(
     assert (again.story.kind, again.story.bytes_read) == ("process" if has_room else "mirror", 0)
 
 
-def _full(_):
+def _full(*_):
     raise NotEnoughMemoryError("5 MB of shared memory are needed: enlarge it")
 
 
@@ -147,3 +147,28 @@ def test_a_mirror_with_a_damaged_moment_is_not_used(new_worker, layout):
     assert (again.story.kind, again.story.save_step, again.story.mirror_step) == ("partial", 10, None)
     assert any("differs from its digest" in refused for refused in again.story.refused)
     again.die()
+
+
+@pytest.mark.parametrize("most_owed", [0, 1 << 20], ids=["emptied", "caught up"])
+def test_shared_memory_that_is_full_for_a_while_ends_nothing(
+    new_worker, layout, monkeypatch, caplog, most_owed
+):
+    monkeypatch.setattr("cpr.mirror.mirror.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("cpr.mirror.mirror.MOST_OWED", 0.0)
+    monkeypatch.setattr("cpr.mirror.mirror.MOST_OWED_BYTES", most_owed)
+    worker = new_worker(restarted=False, layout=layout, mirror=HOST).restore().train(12)
+    arrive(worker)
+    with monkeypatch.context() as patch:
+        patch.setattr("cpr.mirror.copy.MomentLog.reserve", _full)
+        worker.train(5)
+        deadline = time.monotonic() + WAIT_S
+        while "stays at step 12: 5 MB of shared memory" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    arrive(worker)
+    assert ("is filled anew" in caplog.text) == (not most_owed)
+    alive = worker.values()
+    worker.die()
+    again = new_worker(layout=layout, mirror=HOST).restore()
+    assert_same(again.values(), alive)
+    assert again.story.kind == "mirror"
