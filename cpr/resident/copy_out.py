@@ -99,6 +99,7 @@ class CopyOut:
             copies = self._copy()
             if self.segment.status.update_begun == moment:
                 break
+        self.segment.forget_changes()  # which are not those of the rows in the copies
         self.seal([*self._inside, *copies])
 
     def _copy(self) -> list[TableShard]:

@@ -250,9 +250,13 @@ class Segment:
 
     def forget_past(self) -> None:
         """Keep what goes back to earlier steps no longer: rows were written from outside, or others' were."""
+        self.forget_changes()
+        self.replica.forget_past()
+
+    def forget_changes(self) -> None:
+        """Keep what undoes changes of rows no longer."""
         for path in self.folder.glob(f"{UNDO_FILE}*"):
             path.unlink()
-        self.replica.forget_past()
 
     def held_shards(self) -> list[HeldShard]:
         """Map the shards of the segment; none if the segment is not sealed.

@@ -172,3 +172,19 @@ def test_shared_memory_that_is_full_for_a_while_ends_nothing(
     again = new_worker(layout=layout, mirror=HOST).restore()
     assert_same(again.values(), alive)
     assert again.story.kind == "mirror"
+
+
+def test_a_copy_that_was_made_within_a_step_is_not_taken_for_one_of_the_step_before(new_worker, layout):
+    """What undoes steps knows nothing of the rows in it."""
+    worker = new_worker(restarted=False, layout=layout, mirror=HOST).restore().train(12)
+    arrive(worker)
+    worker.forward_backward()
+    alive = _weights(worker)
+    worker.die(RuntimeError("a bug"))
+    again = new_worker(layout=layout, mirror=HOST).restore()
+    assert_same(_weights(again), alive)
+    assert (again.story.kind, again.story.step, again.story.interrupted) == ("process", 12, True)
+
+
+def _weights(worker):
+    return {name: value for name, value in worker.values().items() if name.endswith("/weights")}
