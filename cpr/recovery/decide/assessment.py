@@ -94,8 +94,6 @@ class SegmentReport:
     """Whether this is the copy of `old_rank`'s rows that another worker kept; it has no slot."""
     samples: int | None = None
     """Of a mirror: samples trained by the run at `step_finished`; None: unknown."""
-    rounded: int = 0
-    """Of a mirror: rows whose weights are rounded as yet."""
     share: float = 1.0
     """Of a mirror: share of its owner's shards' bytes that is in the rows which it holds."""
 
@@ -145,8 +143,6 @@ class MirrorMoment:
     """Training steps done."""
     samples: int | None
     """Samples trained by the run until then; None: unknown."""
-    rounded: int = 0
-    """Rows whose weights are rounded."""
     share: float = 1.0
     """Share of the bytes of the mirrored shards that is in the rows which it holds."""
 
@@ -269,7 +265,6 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
             rank: MirrorMoment(
                 step=brought_to[each.place],
                 samples=each.segment.samples,
-                rounded=each.segment.rounded,
                 share=each.segment.share,
             )
             for rank, each in mirrors.items()

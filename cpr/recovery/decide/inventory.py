@@ -120,7 +120,7 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
         if copy is not None:
             tree, steps, epoch = copy.newest_state(), copy.steps, copy.epoch
             step_finished = steps[0]
-            mirror = {"samples": tree["samples"], **tree["mirror"]}
+            mirror = {"samples": tree["samples"], "share": tree["mirror"]["share"]}
         elif not layout.is_mirror and (read := segment.replica.read()) is not None:
             tree = read[1]
             slot = _slot(read[0], tree["common"]["registered"][PROGRESS_STATE])

@@ -77,6 +77,8 @@ class _Restored:
     move_s: float = 0.0
     passed_over: tuple[str, ...] = ()
     """Newer saves that do not verify, with the reason."""
+    rounded: int = 0
+    """Rows whose weights are rounded in mirrors that this rank holds."""
     cost: Cost = field(default_factory=Cost)
 
 
@@ -144,7 +146,7 @@ class Restorer:
             if decision.kind in LIVE:
                 decision, found = self._bring_to_steps(decision, found, own)
             tree = self._take_over(decision, found, own)
-            done = _Restored()
+            done = _Restored(rounded=self._rounded(found, own))
             is_fresh = not any(report.adopted for report in reports)
             if decision.kind in LIVE:
                 assert tree is not None
@@ -360,6 +362,14 @@ class Restorer:
         gone = {rank: tree for rank, tree in held.items() if rank not in found.remembered}
         return None, {(found.old_world_size, rank): tree for rank, tree in gone.items()}
 
+    def _rounded(self, found: Assessment, own: Inventory) -> int:
+        """Rows whose weights are rounded in mirrors that are used, and that this rank holds."""
+        return sum(
+            own.trees[at]["mirror"]["rounded"]
+            for at, report in enumerate(own.report.segments)
+            if report.is_mirror and (self._group.rank, at) in found.brought_to
+        )
+
     def _load_lost(self, plan: Sequence[ShardSources], interrupted: bool, done: _Restored) -> str | None:
         """Load the lost rows of this rank from the checkpoint; returns why they cannot be loaded.
 
@@ -445,7 +455,7 @@ class Restorer:
             mirror_step=min((each.step for each in found.mirrored.values()), default=None)
             if is_live
             else None,
-            mirror_rounded=sum(each.rounded for each in found.mirrored.values()) if is_live else 0,
+            mirror_rounded=sum(each.rounded for each in on_all) if is_live and found.mirrored else 0,
             bytes_read=sum(each.bytes_read for each in on_all),
             bytes_moved=sum(each.bytes_moved for each in on_all),
             ways=self._compared,

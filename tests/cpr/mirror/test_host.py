@@ -133,6 +133,18 @@ def _full(*_):
     raise NotEnoughMemoryError("5 MB of shared memory are needed: enlarge it")
 
 
+def test_the_report_says_how_many_rows_were_rounded(new_worker, layout, monkeypatch):
+    monkeypatch.setattr("cpr.mirror.mirror.REST_BYTES", 100)
+    config = MirrorConfig(to="host", wire_dtype="int8")
+    worker = new_worker(restarted=False, layout=layout, mirror=config).restore().train(12)
+    arrive(worker)
+    rounded = worker.recovery.mirror.rounded
+    assert (rounded > 0) == (layout is LAYOUT)
+    worker.die()
+    story = new_worker(layout=layout, mirror=config).restore().story
+    assert (story.kind, story.mirror_rounded) == ("mirror", rounded)
+
+
 def test_a_mirror_with_a_damaged_moment_is_not_used(new_worker, layout):
     worker = new_worker(restarted=False, layout=layout, mirror=HOST).restore().train(10).wait_for_save()
     worker.train(2)

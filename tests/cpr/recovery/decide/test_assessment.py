@@ -155,8 +155,8 @@ def test_a_mirror_of_rows_that_ended_with_their_worker_does_not_stand_for_its_ot
 
 def test_a_mirror_of_some_rows_is_no_whole_copy():
     some = (replace(shard(1), is_chosen=True), shard(2))
-    found = assess_all([worker(0, segment(0), mirror(1, shards=some, share=0.3, rounded=4)), worker(1)])
-    assert found.mirrored == {1: MirrorMoment(step=7, samples=70, share=0.3, rounded=4)}
+    found = assess_all([worker(0, segment(0), mirror(1, shards=some, share=0.3)), worker(1)])
+    assert found.mirrored == {1: MirrorMoment(step=7, samples=70, share=0.3)}
     assert found.missing == [1]
     assert [held.extent.table_fqn for held in found.held] == ["t0", "t2"]
     assert [(held.extent.table_fqn, held.index) for held in found.chosen] == [("t1", 1)]
