@@ -57,6 +57,7 @@ QUICK_OUTSIDE: Final[tuple[tuple[float, Kind], ...]] = (
     (68.0, LoseNode()),
 )
 """Seconds after the start, so that all of them happen in a short run."""
+QUICK_LOSSES_S: Final = (10.0, 30.0)
 INSIDE_SHARE: Final = 0.25
 """Share of the failures that workers inject into themselves; the others come from outside."""
 REPLACED: Final = 1
@@ -88,6 +89,13 @@ def plans(mean_s: float, seed: int, quick: bool, partitions: bool) -> tuple[Plan
     often = AtRate(mean_s=mean_s / (1 - INSIDE_SHARE), seed=seed + 1, kinds=kinds)
     seldom = AtRate(mean_s=mean_s / INSIDE_SHARE, seed=seed, kinds=INSIDE)
     return Plan(schedules=(seldom,)), Plan(schedules=(often,))
+
+
+def lost_nodes(mean_s: float, seed: int, quick: bool) -> tuple[Plan, Plan]:
+    """The same with nodes that are lost as the only failures; arguments as for `plans`."""
+    timed = tuple(AtTime(time_s=time_s, kind=LoseNode(), seed=seed) for time_s in QUICK_LOSSES_S)
+    often = AtRate(mean_s=mean_s, seed=seed, kinds=(LoseNode(),))
+    return Plan(schedules=()), Plan(schedules=timed if quick else (often,))
 
 
 class Replacements:

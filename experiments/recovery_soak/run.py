@@ -16,9 +16,10 @@ In the disturbed run all rows are compared with independent logs after each reco
 (`experiments.recovery_soak.verdict` says how, and what that does not cover). That makes its steps longer.
 Figures:
 
-- `soak_failures`: failures that happened; `soak_partitions`, `soak_pauses`, `soak_outages`: those of them in
-  which a node was cut off, was paused as a whole, and in which storage was out for a while;
-  `soak_replacements`: nodes that were replaced while they were cut off, and returned.
+- `soak_failures`: failures that happened; `soak_lost_nodes`, `soak_partitions`, `soak_pauses` and
+  `soak_outages`: those of them in which a node was lost with all its memory, was cut off, or was paused as a
+  whole, and in which storage was out for a while; `soak_replacements`: nodes that were replaced while they
+  were cut off, and returned.
 - `soak_auc_delta`: AUC on the test day after the disturbed run, minus that after the undisturbed one.
 - `soak_rows_wrong`: rows, over all recoveries and the last save, that were not what they had to be.
 - `soak_rows_checked`: rows that were compared; `soak_rows_unchecked`: rows that were not, because they had
@@ -28,6 +29,11 @@ Figures:
 - `soak_leftovers`: processes, files and folders in shared memory, temporary files, folders of `cpr run` and
   network namespaces that it left behind.
 - `soak_minutes`, `soak_minutes_undisturbed`: from start to end; `soak_recoveries`: restarts of the workers.
+
+Each node keeps a mirror of the other's rows. With `--lost-nodes`, the only failures are nodes that are lost
+with their memory. Then the result is `lost_nodes`, with the figures `mirror_losses` (of nodes),
+`mirror_pls`, `mirror_rows_wrong`, `mirror_auc_delta`, `mirror_batches_skipped`, `mirror_recoveries`, and
+`mirror_exact`: recoveries that went on from one step that all had, without PLS or a batch skipped.
 """
 
 import json
@@ -37,18 +43,19 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from cpr.faults import Deed, Killer, Partition, PauseNode, Plan, StorageOutage
+from cpr.faults import Deed, Killer, LoseNode, Partition, PauseNode, Plan, StorageOutage
+from cpr.recovery.run.report import LIVE
 from data.synthetic import SyntheticConfig, generate
 from experiments.harness.command import experiment_parser
 from experiments.harness.network import Network, NoNetworkError, check_possible
 from experiments.harness.record import QUICK, Record, Row
 from experiments.recovery.launch import NODES, NodesRun
-from experiments.recovery_soak.failures import Replacements, plans
+from experiments.recovery_soak.failures import Replacements, lost_nodes, plans
 from experiments.recovery_soak.verdict import Counts, check_save
 from experiments.recovery_soak.witness import History
 from experiments.recovery_soak.witnessed import CHECKS, FOLDER
@@ -69,12 +76,18 @@ SCRATCH: Final = Path("runs") / "recovery-soak"
 the end."""
 ROWS: Final = tuple(each.name for each in fields(Counts) if each.name != "problem")
 
+STORED: Final = ("kind", "reason", "step", "mirror_step", "interrupted", "pls_added", "seconds")
+"""What is stored of each recovery."""
+
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Soak:
     """Length and settings of the disturbed run."""
+
+    lost_nodes: bool = False
+    """Whether nodes that are lost are the only failures."""
 
     minutes: float = 30.0
     """Length of the disturbed run, about."""
@@ -97,28 +110,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train both runs and store how they ended."""
     parser = experiment_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=Soak.minutes, help=f"default {Soak.minutes:g}")
+    parser.add_argument("--lost-nodes", action="store_true", help="no other failures than lost nodes")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     soak = Soak(minutes=options.minutes)
+    if options.lost_nodes:
+        soak = replace(soak, lost_nodes=True, mean_s=40.0)
     if options.quick:
-        soak = Soak(
+        soak = replace(
+            soak,
             minutes=0.6,
             save_every_s=1.0,
             collective_timeout_s=10.0,
             away_s=20.0,
             replaced_for_s=28.0,
         )
-    no_network = _why_no_network()
+    no_network = "only nodes are lost" if soak.lost_nodes else _why_no_network()
     config = {**asdict(soak), "partitions": no_network is None}
-    record = Record("recovery_soak", config, seeds=[soak.seed], quick=options.quick)
-    scratch = QUICK / "recovery-soak" if options.quick else SCRATCH
+    name = "lost_nodes" if soak.lost_nodes else "recovery_soak"
+    record = Record(name, config, seeds=[soak.seed], quick=options.quick)
+    scratch = QUICK / name if options.quick else SCRATCH / name
     shutil.rmtree(scratch, ignore_errors=True)  # of a run that failed or was killed
     pace_of = partial(_pace, scratch / "pace", rows=50_000 if options.quick else 200_000)
     pace = record.measure("pace", pace_of)["samples_per_s"]
     dataset = _dataset(soak, pace, scratch / "dataset")
     disturbed = partial(
         _disturbed,
-        faults=plans(soak.mean_s, soak.seed, options.quick, no_network is None),
+        faults=lost_nodes(soak.mean_s, soak.seed, options.quick)
+        if soak.lost_nodes
+        else plans(soak.mean_s, soak.seed, options.quick, no_network is None),
         has_network=no_network is None,
     )
     runs: dict[str, Callable[[Soak, float, Path, Path], Row]]
@@ -128,6 +148,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         calm, rough = (record.measure(key, run.result) for key, run in both.items())
     shutil.rmtree(scratch, ignore_errors=True)
     notes = {}
+    if soak.lost_nodes:
+        path = record.finish(_figures_of_mirrors(calm, rough))
+        print(f"stored in {path}")
+        return 0
     if no_network is not None:
         names = ("soak_partitions", "soak_replacements")
         notes = dict.fromkeys(names, f"partitions were left out: {no_network}")
@@ -141,6 +165,7 @@ def _figures(calm: Row, rough: Row, has_network: bool) -> dict[str, float | None
     rows = {name: sum(check[name] for check in rough["checks"]) for name in ROWS}
     return {
         "soak_failures": len(happened),
+        "soak_lost_nodes": happened.count(LoseNode.name),
         "soak_partitions": happened.count(Partition.name) if has_network else None,
         "soak_pauses": happened.count(PauseNode.name),
         "soak_outages": happened.count(StorageOutage.name),
@@ -155,6 +180,20 @@ def _figures(calm: Row, rough: Row, has_network: bool) -> dict[str, float | None
         "soak_recoveries": len(rough["recoveries"]),
         "soak_minutes": rough["minutes"],
         "soak_minutes_undisturbed": calm["minutes"],
+    }
+
+
+def _figures_of_mirrors(calm: Row, rough: Row) -> dict[str, float | None]:
+    recoveries = rough["recoveries"]
+    exact = [each for each in recoveries if each["kind"] in LIVE and not each["pls_added"]]
+    return {
+        "mirror_losses": sum(each["happened"] for each in rough["failures"]),
+        "mirror_pls": rough["pls"],
+        "mirror_rows_wrong": sum(check["rows_wrong"] for check in rough["checks"]),
+        "mirror_auc_delta": rough["auc"] - calm["auc"],
+        "mirror_batches_skipped": sum(each["interrupted"] for each in recoveries),
+        "mirror_recoveries": len(recoveries),
+        "mirror_exact": len([each for each in exact if not each["interrupted"]]),
     }
 
 
@@ -191,6 +230,7 @@ def _arguments(soak: Soak, pace: float, dataset: Path) -> list[str]:
         "train.log_every_steps=20",
         f"checkpoint.every_steps={every}",
         f"recovery.timeout_s={soak.collective_timeout_s}",
+        "mirror.to=neighbour",
     ]
 
 
@@ -216,8 +256,11 @@ def _disturbed(
     arguments = _arguments(soak, pace, dataset)
     witness = scratch / "witness"
     witness.mkdir()
-    inside = scratch / "faults.json"
-    inside.write_text(json.dumps(faults[0].to_json()))
+    environment = {FOLDER: str(witness.absolute())}
+    if faults[0].schedules:
+        inside = scratch / "faults.json"
+        inside.write_text(json.dumps(faults[0].to_json()))
+        environment["CPR_FAULTS"] = str(inside.absolute())
     began = time.monotonic()
     with (
         Network(NODES + 1) if has_network else nullcontext() as network,
@@ -226,7 +269,7 @@ def _disturbed(
             arguments,
             WORKERS_PER_NODE,
             module="experiments.recovery_soak.worker",
-            environment={"CPR_FAULTS": str(inside.absolute()), FOLDER: str(witness.absolute())},
+            environment=environment,
             network=network,
         ) as run,
     ):
@@ -276,10 +319,7 @@ def _outcome(report: dict[str, Any], began: float) -> Row:
         "steps": report["steps"],
         "samples": report["samples"],
         "pls": failures["pls"],
-        "recoveries": [
-            {name: each[name] for name in ("kind", "reason", "step", "pls_added", "seconds")}
-            for each in failures["recoveries"]
-        ],
+        "recoveries": [{name: each[name] for name in STORED} for each in failures["recoveries"]],
         "minutes": (time.monotonic() - began) / 60,
     }
 

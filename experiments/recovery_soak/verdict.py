@@ -2,10 +2,11 @@
 
 - After each recovery (`check_recovery`), on every worker, of every row that lives there. A run that continues
   from memory must continue from the last finished step (or from the one before, where only some workers
-  finished the last one), its rows as they were after it. Rows of the batch that was interrupted are left out,
-  as they may be from before or after it. A row that differs must be as it was at the step of the save that
-  the recovery names, which must not be newer than the step; and no more rows of a table may differ than the
-  recovery says were lost. A run that returns to a save must have all rows as they were then, bit for bit.
+  finished the last one; or, with rows of a mirror, from one of the few before), its rows as they were after
+  it. Rows of a batch that the recovery calls interrupted are left out, as they may be from before or after
+  it. A row that differs must be as it was at the step of the save, or of the mirror, that the recovery names,
+  which must not be newer than the step; and no more rows of a table may differ than the recovery says were
+  lost, or came from mirrors. A run that returns to a save must have all rows as they were then, bit for bit.
 - At the end (`check_save`): the newest save is of the last step, its rows as they were after it.
 
 Not covered: dense parameters, and rows of saves that are never loaded. Saves must be "consistent" ones, of
@@ -20,6 +21,7 @@ import numpy as np
 from cpr.checkpoint.catalog.chain import find_states
 from cpr.checkpoint.load.shard_loader import load_shards
 from cpr.checkpoint.storage.base import open_storage
+from cpr.mirror.undo import UNDO_STEPS
 from cpr.shards.shard import TableShard
 from experiments.recovery_soak.witness import History, ShardKey, row_digests
 
@@ -32,8 +34,13 @@ class Claim:
     """See `cpr.recovery.run.report.Kind`."""
     step: int
     save_step: int | None
+    mirror_step: int | None
+    interrupted: bool
+    """Whether rows may hold a part of the batch after the step."""
     lost: Mapping[str, int]
     """Rows that were restored from the save while others stayed in memory, by table, over all ranks."""
+    mirrored: Mapping[str, int]
+    """The same of rows that came from mirrors."""
 
 
 @dataclass(kw_only=True)
@@ -42,7 +49,7 @@ class Counts:
 
     rows: int = 0
     rows_restored: int = 0
-    """Equal to the save, and not to their last values."""
+    """Equal to the save or the mirror, and not to their last values."""
     rows_interrupted: int = 0
     """Changed and part of the batch that was interrupted: not checked."""
     rows_unknown: int = 0
@@ -72,7 +79,8 @@ def check_recovery(history: History, claim: Claim, shards: Sequence[TableShard])
     lives = claim.kind in {"process", "mirror", "partial"}
     base = claim.step if lives else claim.save_step or 0
     done_by_all, done_by_some = history.last_steps
-    if lives and not done_by_all - 1 <= claim.step <= done_by_some:
+    earliest = done_by_all - (UNDO_STEPS if claim.kind == "mirror" else 1)
+    if lives and not earliest <= claim.step <= done_by_some:
         counts.blame(counts.rows, f"continues from step {claim.step}, and step {done_by_all} was finished")
     elif claim.save_step is not None and claim.save_step > claim.step:
         counts.blame(counts.rows, f"rows of step {claim.save_step} in a run that continues at {claim.step}")
@@ -96,19 +104,24 @@ def _check_shard(history: History, claim: Claim, shard: TableShard, lives: bool,
         return
     differs = np.ones(key.num_rows, bool) if before is None else now != before
     if lives:
-        ids = history.batch(key, claim.step + 1).astype(np.int64) - key.row_offset
-        interrupted = np.zeros(key.num_rows, bool)
-        interrupted[ids[(ids >= 0) & (ids < key.num_rows)]] = True
-        if saved is not None:
-            interrupted &= now != saved
-        counts.rows_interrupted += int((differs & interrupted).sum())
-        differs &= ~interrupted
-        if saved is not None:
-            restored = int((differs & (now == saved)).sum())
-            counts.rows_restored += restored
-            differs &= now != saved
-            excess = restored - claim.lost.get(key.table_fqn, 0)
-            counts.blame(max(0, excess), f"{key.name}: {restored} rows of the save, more than were lost")
+        mirrored = None if claim.mirror_step is None else history.digests(key.name, claim.mirror_step)
+        older = (saved, claim.lost, "the save"), (mirrored, claim.mirrored, "a mirror")
+        if claim.interrupted:
+            ids = history.batch(key, claim.step + 1).astype(np.int64) - key.row_offset
+            interrupted = np.zeros(key.num_rows, bool)
+            interrupted[ids[(ids >= 0) & (ids < key.num_rows)]] = True
+            for values, _, _ in older:
+                if values is not None:
+                    interrupted &= now != values
+            counts.rows_interrupted += int((differs & interrupted).sum())
+            differs &= ~interrupted
+        for values, told, what in older:
+            if values is not None:
+                restored = int((differs & (now == values)).sum())
+                counts.rows_restored += restored
+                differs &= now != values
+                excess = restored - told.get(key.table_fqn, 0)
+                counts.blame(max(0, excess), f"{key.name}: {restored} rows of {what}, more than were lost")
     else:
         counts.rows_restored += int((~differs).sum())
     counts.blame(int(differs.sum()), f"{key.name}: {int(differs.sum())} rows of neither moment")

@@ -43,7 +43,10 @@ class WitnessedRecovery(PartialRecovery):
             kind=recovered.kind,
             step=recovered.step,
             save_step=recovered.save_step,
+            mirror_step=recovered.mirror_step,
+            interrupted=recovered.interrupted,
             lost={origin.table_fqn: origin.lost for origin in recovered.sources},
+            mirrored={origin.table_fqn: origin.mirrored for origin in recovered.sources},
         )
         counts = check_recovery(History(folder), claim, shards)
         line = {

@@ -58,9 +58,16 @@ class Run:
         for number in shards:
             self.shards[number].weights[:] = self.saves[step][number]
 
-    def check(self, kind, step, save_step=None, **lost):
+    def check(self, kind, step, save_step=None, mirror_step=None, interrupted=False, **lost):
+        gone = {f"tables.{name}": n for name, n in lost.items()}
         claim = Claim(
-            kind=kind, step=step, save_step=save_step, lost={f"tables.{name}": n for name, n in lost.items()}
+            kind=kind,
+            step=step,
+            save_step=save_step,
+            mirror_step=mirror_step,
+            interrupted=interrupted,
+            lost=gone if save_step is not None else {},
+            mirrored=gone if mirror_step is not None else {},
         )
         found = [check_recovery(History(self.folder), claim, [each]) for each in self.shards]
         return [each.rows_wrong for each in found], found
@@ -90,10 +97,22 @@ def test_a_single_changed_value_is_found(run, column):
 
 def test_rows_of_an_interrupted_batch_are_left_out_and_counted(run):
     run.train([4, 5], finished_by=1)
-    wrong, found = run.check("process", 3)
+    wrong, found = run.check("process", 3, interrupted=True)
     assert (wrong, [each.rows_interrupted for each in found]) == ([0, 0], [2, 2])
     run.shards[1].weights[6] += 1
-    assert run.check("process", 3)[0] == [0, 1]
+    assert run.check("process", 3, interrupted=True)[0] == [0, 1]
+    assert run.check("process", 3)[0] == [2, 3], "unless the recovery says that none was"
+
+
+def test_with_mirrors_a_run_goes_back_a_few_steps_or_has_rows_of_an_older_one(run):
+    run.load(2)
+    assert run.check("mirror", 2, mirror_step=2)[0] == [0, 0]
+    assert run.check("mirror", 3, mirror_step=2, cat_0=2, cat_1=2)[0] == [0, 0]
+    assert run.check("mirror", 3, mirror_step=2, cat_0=2, cat_1=1)[0] == [0, 1]
+    for rows in ([0], [0], [0]):
+        run.train(rows)
+    run.load(1)
+    assert run.check("mirror", 1, mirror_step=1)[0] == [NUM_ROWS, NUM_ROWS], "too far back"
 
 
 def test_a_run_may_continue_from_a_step_that_a_worker_without_memory_did_not_finish(run):
