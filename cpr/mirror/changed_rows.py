@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -51,8 +52,9 @@ class ChangedRows:
         self._layouts = [LookupLayout.of(group) for group, _ in self._groups]
         self._seen: list[Tensor | None] = [None] * len(self._groups)
         """Rows of the newest pass of each group."""
-        self._changed: list[list[Tensor]] = [[] for _ in self._groups]
-        self._counts = [0] * len(self._groups)
+        self._changed: list[Rows] = []
+        """Of each pass since they were taken, or of several together."""
+        self._count, self._num_rows = 0, sum(shard.num_rows for shard in shards)
         self._hooks = Hooks()
         told: set[int | None] = set()
         self._hooks.enter_context(watch_lookups([group for group, _ in self._groups], self._see))
@@ -72,13 +74,8 @@ class ChangedRows:
 
     def take(self) -> Rows:
         """Return the changed rows, and forget them; called between two steps."""
-        taken: Rows = {}
-        for number in range(len(self._groups)):
-            changed = self._changed[number]
-            self._changed[number], self._counts[number] = [], 0
-            if not changed:
-                continue
-            taken |= self._by_shard(number, changed[0] if len(changed) == 1 else unique_rows(changed))
+        taken = united(*self._changed)
+        self._changed, self._count = [], 0
         for shard in self.whole:
             taken[shard] = torch.arange(self._shards[shard].num_rows)
         return taken
@@ -103,19 +100,18 @@ class ChangedRows:
         self._note(number, rows + self._layouts[number].first_rows[table])
 
     def _note(self, number: int, rows: Tensor) -> None:
-        changed, rows = self._changed[number], unique_rows([rows.cpu()])
-        self._before(self._by_shard(number, rows))
-        changed.append(rows)
-        self._counts[number] += rows.numel()
-        num_rows = self._layouts[number].first_rows[-1]
-        if self._counts[number] > max(COMPACT_ABOVE, 2 * num_rows):
-            self._changed[number] = [unique_rows(changed)]
-            self._counts[number] = self._changed[number][0].numel()
+        changed = self._by_shard(number, unique_rows([rows.cpu()]))
+        self._before(changed)
+        self._changed.append(changed)
+        self._count += rows.numel()
+        if self._count > max(COMPACT_ABOVE, 2 * self._num_rows):
+            self._changed = [united(*self._changed)]
+            self._count = sum(each.numel() for each in self._changed[0].values())
 
     def _by_shard(self, number: int, joint: Tensor) -> Rows:
         """Divide joint rows of a group, ascending without duplicates, by shard."""
         first_rows, shards = self._layouts[number].first_rows, self._groups[number][1]
-        edges = torch.searchsorted(joint, torch.tensor(first_rows, dtype=torch.int64)).tolist()
+        edges = np.searchsorted(joint.numpy(), first_rows).tolist()  # takes half as long as torch's
         found: Rows = {}
         for table, shard in enumerate(shards):
             rows = joint[edges[table] : edges[table + 1]] - first_rows[table]
@@ -124,7 +120,10 @@ class ChangedRows:
         return found
 
 
-def united(one: Mapping[int, Tensor], other: Mapping[int, Tensor]) -> Rows:
-    """The rows that are in one or the other, by shard."""
-    both = {shard: unique_rows([one[shard], other[shard]]) for shard in one.keys() & other.keys()}
-    return {**one, **other, **both}
+def united(*several: Mapping[int, Tensor]) -> Rows:
+    """The rows that are in any of these, by shard, in order."""
+    found: dict[int, list[Tensor]] = {}
+    for each in several:
+        for shard, rows in each.items():
+            found.setdefault(shard, []).append(rows)
+    return {shard: rows[0] if len(rows) == 1 else unique_rows(rows) for shard, rows in sorted(found.items())}

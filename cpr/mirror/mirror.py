@@ -232,8 +232,7 @@ class Mirror:
 
     def _parts_of_moment(self) -> list[_Part]:
         """Changed rows, rows that join the mirror, and what rounding has left of others."""
-        changed, self._kept = united(self._kept, self._changed.take()), {}
-        changed = united(changed, self._chosen.join())
+        changed, self._kept = united(self._kept, self._changed.take(), self._chosen.join()), {}
         parts = [
             _Part(number, held, self._forms.get(number, Form.EXACT), places)
             for number, rows in changed.items()

@@ -5,11 +5,12 @@ Adagrad: the recipe `terabyte` with 26 tables of 100,000 rows and 64 columns, ba
 tables of 3,000 rows and 16 columns, batch 1024. Without a mirror, with one of all rows that gets a moment in
 every step, and with one of the rows that MFU chooses within an eighth of the memory and a moment in every
 eight steps they take turns, in a new random order every round. Mirrors are whole before the first turn, and
-each turn begins with steps that are not timed. All workers share two cores, on which a mirror is also copied,
-sent, received and written: none of that is hidden, as it would be next to a GPU. Every layout and speed is a
-row of the result; an interrupted command continues with the next. Figures, `GBIT` being the speed of the
-links, of `terabyte` on two nodes; the others have `_tiny` or `_nodes_4` before it, and those of chosen rows
-`_priority` after their first words:
+each turn begins with steps that are not timed. Tables live in shared memory; a mirror of all rows comes with
+copies of rows before they change, for partial recovery. All workers share two cores, on which a mirror is
+also copied, sent, received and written: none of that is hidden, as it would be next to a GPU. Every layout
+and speed is a row of the result; an interrupted command continues with the next. Figures, `GBIT` being the
+speed of the links, of `terabyte` on two nodes; the others have `_tiny` or `_nodes_4` before it, and those of
+chosen rows `_priority` after their first words:
 
 - `mirror_step_share_GBIT`, `mirror_step_share_priority_GBIT`: additional time of a step, as a share of one
   without mirrors: the median over rounds of the ratio within a round, minus 1; with `..._low` and `..._high`,

@@ -12,13 +12,13 @@ from cpr.checkpoint.collectives import LONGEST_STEP, RankGroup
 from cpr.mirror.config import MirrorConfig, MirrorFigures
 from cpr.mirror.mirror import Mirror, start_mirror
 from cpr.rendezvous import WorkerGroup, WorkerInfo
+from cpr.resident.allocation import allocate_tables
 from cpr.resident.home import Home
 from cpr.shards import find_shards
 from cpr.shards.groups import table_groups
 from dlrm.launch.device import Ranks
 from experiments.checkpointing.job import TrainingJob, start_training
 from experiments.harness.record import Row
-from experiments.harness.training import Training
 from experiments.harness.worker_process import answer_requests, job_from, worker_process_group
 from experiments.mirror.run import MEMORY_SHARE, MIRRORS, NONE
 
@@ -33,9 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is asked for."""
     request = job_from(arguments)
     with worker_process_group() as ranks:
-        training = start_training(TrainingJob(**request["job"]), ranks)
-        training.timed_steps(WARM_UP_STEPS)
-        bench = MirrorBench(training, ranks, Path(request["memory"]))
+        bench = MirrorBench(TrainingJob(**request["job"]), ranks, Path(request["memory"]))
         answer_requests(ranks, lambda asked: bench.round(asked["order"], asked["steps"]))
         bench.close()
     return 0
@@ -44,36 +42,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class MirrorBench:
     """One model in training, and its mirrors, of which at most one is at work; all ranks call all methods.
 
-    The first touch of a mirror's memory takes seconds, and so does filling it. So all mirrors are made once,
-    and a turn puts the hooks of its own into the model.
+    The tables live in shared memory, as with partial recovery. The first touch of a mirror's memory takes
+    seconds, and so does filling it. So all mirrors are made once, and a turn puts the hooks of its own into
+    the model.
 
     Args:
-        training: of the model.
+        job: what is trained.
         ranks: this worker and the others, each of which stands for a node.
-        memory: folder of the mirrors in shared memory.
+        memory: folder of tables and mirrors in shared memory.
     """
 
-    def __init__(self, training: Training, ranks: Ranks, memory: Path) -> None:
-        self._training, self._group = training, RankGroup(LONGEST_STEP)
-        self._modules = [group.emb_module for group in table_groups(training.model)]
+    def __init__(self, job: TrainingJob, ranks: Ranks, memory: Path) -> None:
+        segment = Home("tables", memory).create(f"rank{ranks.rank}")
+        with allocate_tables(segment, adopt=False):
+            self._training = start_training(job, ranks)
+        model = self._training.model
+        shards = find_shards(model, [])
+        run: dict[str, Any] = {"session_id": "mirrors", "generation": 0, "world_size": ranks.world_size}
+        segment.seal(rank=ranks.rank, shards=shards, **run)
+        self._training.timed_steps(WARM_UP_STEPS)
+        self._group = RankGroup(LONGEST_STEP)
+        self._modules = [group.emb_module for group in table_groups(model)]
         self._hooks = {NONE: self._hooks_now()}
-        shards = find_shards(training.model, [])
         info = WorkerInfo(restarted=False, host="", pid=0)  # of local rank 0 of its node
         workers = WorkerGroup(
             store=HashStore(),
             rank=ranks.rank,
-            world_size=ranks.world_size,
-            session_id="mirrors",
-            generation=0,
             continues=False,
             infos=(info,) * ranks.world_size,
+            **run,
         )
         self._mirrors: dict[str, Mirror] = {}
         all_bytes = sum(shard.num_rows * shard.bytes_per_row for shard in shards)
         limits = {"all": "", "priority": f"{MEMORY_SHARE * all_bytes:.0f}B"}
         for name, settings in MIRRORS.items():
             config, home = MirrorConfig(to="neighbour", memory=limits[name], **settings), Home(name, memory)
-            mirror = start_mirror(config, workers, self._group, home, shards, training.model, [])
+            steps_done = self._training.steps_done
+            mirror = start_mirror(
+                config, workers, self._group, home, shards, model, [], segment=segment, steps_done=steps_done
+            )
             assert mirror is not None
             self._mirrors[name] = mirror
             self._hooks[name] = self._hooks_now()

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpr.mirror.changed_rows import united
 from cpr.mirror.pieces import ShardRows, read_pieces, unique_rows, write_piece
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8])
@@ -69,3 +70,9 @@ ROWS = st.one_of(st.integers(0, 20), st.integers(2**31 - 2, 2**31 + 2))
 def test_rows_are_listed_once(lists):
     found = unique_rows([torch.tensor(each, dtype=torch.int64) for each in lists])
     assert found.tolist() == sorted({row for each in lists for row in each})
+
+
+def test_rows_of_several_passes_are_united_by_shard():
+    passes = [{0: torch.tensor([1, 4]), 2: torch.tensor([0])}, {}, {0: torch.tensor([0, 4])}]
+    found = {shard: rows.tolist() for shard, rows in united(*passes).items()}
+    assert found == {0: [0, 1, 4], 2: [0]}
