@@ -100,13 +100,13 @@ class Replica:
         Raises:
             UnreadableMemoryError: a slot cannot be read now.
         """
-        found = {}
-        for number, path in self._files():
+        found, files, newest = {}, self._files(), self._status.slot
+        for number, path in sorted(files, key=lambda each: (each[0] - newest - 1) % (files[-1][0] + 1)):
             memory = map_region(path)
             if memory.numel() >= HEADER_BYTES:
                 magic, step = memory[:16].numpy().view(np.int64).tolist()
-                if magic == MAGIC and (step not in found or number == self._status.slot):
-                    found[step] = number
+                if magic == MAGIC:
+                    found[step] = number  # of a step that was written twice, the newer one, which comes later
         return found
 
     def go_back(self, step: int) -> None:

@@ -174,3 +174,30 @@ def test_bytes_that_stay_are_not_copied_again_and_others_of_their_length_are(tmp
     for step in range(4):
         replica.write(step, tree)
     assert copied.count(10_000) == 2, "once into each slot"
+
+
+@settings(max_examples=60)
+@given(
+    kept=st.integers(1, 5),
+    written=st.lists(st.integers(0, 2), min_size=1, max_size=12),
+    back=st.integers(0, 4),
+)
+def test_it_goes_back_to_the_newest_state_of_each_step_that_is_kept(kept, written, back, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("replica")
+    replica, step, newest = open_replica(folder), 0, {}
+    replica.keep(kept)
+    for number, ahead in enumerate(written):  # by 0: the state of a step is written again
+        step += ahead
+        replica.write(step, {"number": number})
+        newest[step] = number
+    again = open_replica(folder)
+    assert set(again.steps()) <= set(newest)
+    assert len(again.steps()) >= min(len(newest), 1)
+    assert max(again.steps()) == step
+    goal = sorted(again.steps(), reverse=True)[: back + 1][-1]
+    again.go_back(goal)
+    assert again.read() == (goal, {"number": newest[goal]})
+    again.forget_past()
+    assert open_replica(folder).steps().keys() == {goal}
+    again.write(goal + 1, {"number": -1})
+    assert open_replica(folder).read() == (goal + 1, {"number": -1})
