@@ -32,8 +32,9 @@ Figures:
 
 Each node keeps a mirror of the other's rows. With `--lost-nodes`, the only failures are nodes that are lost
 with their memory. Then the result is `lost_nodes`, with the figures `mirror_losses` (of nodes),
-`mirror_pls`, `mirror_rows_wrong`, `mirror_auc_delta`, `mirror_batches_skipped`, `mirror_recoveries`, and
-`mirror_exact`: recoveries that went on from one step that all had, without PLS or a batch skipped.
+`mirror_pls`, `mirror_steps_lost` (the same as steps of the lost node for each loss), `mirror_rows_wrong`,
+`mirror_auc_delta`, `mirror_batches_skipped`, `mirror_recoveries`, `mirror_minutes`, and `mirror_exact`:
+recoveries that went on from one step that all had, without PLS or a batch skipped.
 """
 
 import json
@@ -184,15 +185,17 @@ def _figures(calm: Row, rough: Row, has_network: bool) -> dict[str, float | None
 
 
 def _figures_of_mirrors(calm: Row, rough: Row) -> dict[str, float | None]:
-    recoveries = rough["recoveries"]
+    recoveries, losses = rough["recoveries"], sum(each["happened"] for each in rough["failures"])
     exact = [each for each in recoveries if each["kind"] in LIVE and not each["pls_added"]]
     return {
-        "mirror_losses": sum(each["happened"] for each in rough["failures"]),
+        "mirror_losses": losses,
         "mirror_pls": rough["pls"],
+        "mirror_steps_lost": rough["pls"] * NODES * rough["steps"] / max(1, losses),
         "mirror_rows_wrong": sum(check["rows_wrong"] for check in rough["checks"]),
         "mirror_auc_delta": rough["auc"] - calm["auc"],
         "mirror_batches_skipped": sum(each["interrupted"] for each in recoveries),
         "mirror_recoveries": len(recoveries),
+        "mirror_minutes": rough["minutes"],
         "mirror_exact": len([each for each in exact if not each["interrupted"]]),
     }
 
