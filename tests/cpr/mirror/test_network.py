@@ -112,7 +112,7 @@ def second(pair, tmp_path):
 
 def held(mirror):
     """Bytes that a mirror holds besides the rows."""
-    changed = [rows for group in mirror._changed._changed for rows in group]
+    changed = [rows for of_pass in mirror._changed._changed for rows in of_pass.values()]
     return mirror._staging.nbytes + sum(rows.nbytes for rows in [*changed, *mirror._kept.values()])
 
 
