@@ -1,5 +1,6 @@
 """The failures of `experiments.recovery_soak`: their kinds and times, and nodes that are replaced."""
 
+from random import Random
 from threading import Event, Thread
 from typing import Final
 
@@ -91,11 +92,19 @@ def plans(mean_s: float, seed: int, quick: bool, partitions: bool) -> tuple[Plan
     return Plan(schedules=(seldom,)), Plan(schedules=(often,))
 
 
-def lost_nodes(mean_s: float, seed: int, quick: bool) -> tuple[Plan, Plan]:
-    """The same with nodes that are lost as the only failures; arguments as for `plans`."""
-    timed = tuple(AtTime(time_s=time_s, kind=LoseNode(), seed=seed) for time_s in QUICK_LOSSES_S)
-    often = AtRate(mean_s=mean_s, seed=seed, kinds=(LoseNode(),))
-    return Plan(schedules=()), Plan(schedules=timed if quick else (often,))
+def lost_nodes(minutes: float, seed: int, quick: bool) -> tuple[Plan, Plan]:
+    """The same with nodes that are lost as the only failures, about one each minute, a random one.
+
+    None is lost within half a minute after another: with two nodes, none has a mirror while that is filled
+    anew, and the soak has failures as close as they come.
+    """
+    random = Random(seed)
+    times_s = [60.0 * (number + random.uniform(-0.25, 0.25)) for number in range(1, round(2 * minutes))]
+    schedules = tuple(
+        AtTime(time_s=time_s, kind=LoseNode(), seed=seed + number)
+        for number, time_s in enumerate(QUICK_LOSSES_S if quick else times_s)
+    )
+    return Plan(schedules=()), Plan(schedules=schedules)
 
 
 class Replacements:

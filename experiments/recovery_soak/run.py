@@ -31,7 +31,7 @@ Figures:
 - `soak_minutes`, `soak_minutes_undisturbed`: from start to end; `soak_recoveries`: restarts of the workers.
 
 Each node keeps a mirror of the other's rows. With `--lost-nodes`, the only failures are nodes that are lost
-with their memory. Then the result is `lost_nodes`, with the figures `mirror_losses` (of nodes),
+with their memory, one each minute. Then the result is `lost_nodes`, with the figures `mirror_losses` (of nodes),
 `mirror_pls`, `mirror_steps_lost` (the same as steps of the lost node for each loss), `mirror_rows_wrong`,
 `mirror_auc_delta`, `mirror_batches_skipped`, `mirror_recoveries`, `mirror_minutes`, and `mirror_exact`:
 recoveries that went on from one step that all had, without PLS or a batch skipped.
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     soak = Soak(minutes=options.minutes)
     if options.lost_nodes:
-        soak = replace(soak, lost_nodes=True, mean_s=40.0)
+        soak = replace(soak, lost_nodes=True)
     if options.quick:
         soak = replace(
             soak,
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     dataset = _dataset(soak, pace, scratch / "dataset")
     disturbed = partial(
         _disturbed,
-        faults=lost_nodes(soak.mean_s, soak.seed, options.quick)
+        faults=lost_nodes(soak.minutes, soak.seed, options.quick)
         if soak.lost_nodes
         else plans(soak.mean_s, soak.seed, options.quick, no_network is None),
         has_network=no_network is None,
