@@ -31,10 +31,10 @@ Figures:
 - `soak_minutes`, `soak_minutes_undisturbed`: from start to end; `soak_recoveries`: restarts of the workers.
 
 Each node keeps a mirror of the other's rows. With `--lost-nodes`, the only failures are nodes that are lost
-with their memory, one each minute. Then the result is `lost_nodes`, with the figures `mirror_losses` (of nodes),
-`mirror_pls`, `mirror_steps_lost` (the same as steps of the lost node for each loss), `mirror_rows_wrong`,
-`mirror_auc_delta`, `mirror_batches_skipped`, `mirror_recoveries`, `mirror_minutes`, and `mirror_exact`:
-recoveries that went on from one step that all had, without PLS or a batch skipped.
+with their memory, one each minute. Then the result is `lost_nodes`, with the figures `mirror_losses` (of
+nodes), `mirror_pls`, `mirror_steps_lost` (the same as steps of the lost node for each loss),
+`mirror_rows_wrong`, `mirror_auc_delta`, `mirror_batches_skipped`, `mirror_recoveries`, `mirror_minutes`, and
+`mirror_exact`: recoveries that went on from one step that all had, without PLS or a batch skipped.
 """
 
 import json
