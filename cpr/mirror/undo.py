@@ -42,7 +42,7 @@ class UndoLog:
         self._segment, self._shards = segment, shards
         self._steps = [_StepFile(segment.folder / f"{UNDO_FILE}{place}") for place in range(UNDO_STEPS)]
         self._has_room = True
-        segment.replica.keep(UNDO_STEPS + 1)
+        self._try(lambda: segment.replica.keep(UNDO_STEPS + 1))
         self.begin(steps_done + 1)
 
     def begin(self, step: int) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.format.tree_file import DAMAGE, NUMBERS, Array, Leaf, decode, dtype_name, encode
-from cpr.errors import DamagedMemoryError
+from cpr.errors import DamagedMemoryError, NotEnoughMemoryError
 from cpr.resident.folders import other_version, unreadable
 from cpr.resident.regions import grow_region, map_region
 from cpr.resident.status_page import NOTHING, StatusPage
@@ -77,14 +77,24 @@ class Replica:
 
     def __init__(self, folder: Path, status: StatusPage) -> None:
         self._folder, self._status = folder, status
-        self._slots: list[_Slot] = []
-        self.keep(1)
+        self._slots = [_Slot(folder / f"{FILE}{number}") for number in range(2)]
 
     def keep(self, num_states: int) -> None:
-        """Keep so many of the newest states, instead of one, from the next `write` on."""
-        self._slots += [
-            _Slot(self._folder / f"{FILE}{number}") for number in range(len(self._slots), num_states + 1)
-        ]
+        """Keep so many of the newest states, instead of one, and claim memory for them, as much as one takes.
+
+        Raises:
+            NotEnoughMemoryError: there is no room; as many are kept as before.
+        """
+        num_bytes = self._slots[self._status.slot].memory.numel()
+        more = [_Slot(self._folder / f"{FILE}{number}") for number in range(len(self._slots), num_states + 1)]
+        try:
+            for slot in (*self._slots, *more):
+                slot.reserve(num_bytes)
+        except NotEnoughMemoryError:
+            for slot in more:
+                slot.path.unlink(missing_ok=True)
+            raise
+        self._slots += more
 
     def forget_past(self) -> None:
         """Let no state count but the newest."""

@@ -480,6 +480,7 @@ class Restorer:
         segment.status.step_finished = progress.steps_done
         segment.status.update_begun = NOTHING
         segment.forget_past()
+        segment.replica.keep(1)  # before mirrors take the room that each step needs
         segment.status.epoch = self._checkpointer.ownership.epoch or self._restored_epoch
         self._group.gather(None)  # no rank reads another's old memory any more
         segment.seal(

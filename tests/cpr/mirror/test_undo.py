@@ -101,6 +101,26 @@ def test_no_save_is_of_the_future(logged, new_worker):
     again.die()
 
 
+def test_what_each_step_needs_is_claimed_before_mirrors_take_the_room(new_worker, monkeypatch):
+    worker = new_worker(restarted=False).restore()
+    replica = worker.recovery._memory.segment.replica
+
+    def full(*_):
+        raise NotEnoughMemoryError("1 MB of shared memory are needed")
+
+    monkeypatch.setattr("cpr.resident.replica.grow_region", full)
+    with pytest.raises(NotEnoughMemoryError):
+        replica.keep(UNDO_STEPS)
+    worker.train(3)
+    assert sorted(replica.steps()) == [2, 3]
+    monkeypatch.undo()
+    replica.keep(UNDO_STEPS)
+    monkeypatch.setattr("cpr.resident.replica.grow_region", full)
+    assert sorted(worker.train(6).recovery._memory.segment.replica.steps()) == [5, 6, 7, 8, 9]
+    monkeypatch.undo()
+    worker.die()
+
+
 def test_without_room_the_batch_is_skipped_as_without_a_log(logged, new_worker, monkeypatch, caplog):
     def full(*_):
         raise NotEnoughMemoryError("1 MB of shared memory are needed")
