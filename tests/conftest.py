@@ -75,18 +75,18 @@ def no_leaked_threads() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def settings_of_programs() -> Iterator[None]:
     """Programs that a test runs in this process configure signals, logging, and the limit of CSV's reader."""
-    # Before the test: a fixture of its module may have run one, and `dlrm.train` lets SIGINT end the process.
+    # Before the test: a fixture of its module may have run one. `dlrm.train` lets SIGINT end the process.
     # A shell starts background jobs with SIGINT ignored, too; Ctrl-C is ours to test.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in CONFIGURED_LOGGERS:
+        logging.getLogger(name).setLevel(logging.NOTSET)
     root, limit = logging.root, csv.field_size_limit()
+    root.setLevel(logging.WARNING)
     handlers, level = root.handlers[:], root.level
-    levels = {name: logging.getLogger(name).level for name in CONFIGURED_LOGGERS}
     yield
     csv.field_size_limit(limit)
     root.handlers[:] = handlers
     root.setLevel(level)
-    for name, before in levels.items():
-        logging.getLogger(name).setLevel(before)
 
 
 @pytest.fixture(autouse=True)
