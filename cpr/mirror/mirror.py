@@ -157,7 +157,8 @@ class Mirror:
         self._to_fill = self._all_parts()
         self._kept: Rows = {}
         """Changed rows of a moment that did not arrive."""
-        self._sent_step: int | None = None
+        self.step_sent: int | None = None
+        """Training steps done at the newest moment of the mirror; None: it is not whole yet."""
         self.figures = MirrorFigures()
         """Cost so far."""
         self._since = 0
@@ -166,11 +167,6 @@ class Mirror:
         self._has_job = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cpr-mirror", daemon=True)
         self._thread.start()
-
-    @property
-    def step_sent(self) -> int | None:
-        """Training steps done at the newest moment of the mirror; None: it is not whole yet."""
-        return self._sent_step
 
     def step(self, steps_done: int, epoch: int, state: Mapping[str, Any]) -> None:
         """Take a moment after a training step, unless the one before is still on its way.
@@ -183,8 +179,8 @@ class Mirror:
         if self._undo is not None:
             self._undo.begin(steps_done + 1)
         self._since += 1
-        if self._sent_step is not None:
-            age = steps_done - self._sent_step
+        if self.step_sent is not None:
+            age = steps_done - self.step_sent
             self.figures = replace(self.figures, age=age, oldest=max(self.figures.oldest, age))
         if self._job is not None:
             return
@@ -365,7 +361,7 @@ class Mirror:
             return
         if not self._is_whole:
             logger.info("the mirror of rank %d is whole, at step %d", self._owner.rank, job.step)
-        self._sent_step, self._is_whole = job.step, True
+        self.step_sent, self._is_whole = job.step, True
         figures = self.figures
         self.figures = replace(
             figures,
@@ -389,7 +385,7 @@ class Mirror:
             self._link = None
         while self._link is None and not self._closing.wait(self._pause_s):
             if not is_told:  # after a pause: with the keeper, the run may have ended
-                since = "is not whole" if self._sent_step is None else f"stays at step {self._sent_step}"
+                since = "is not whole" if self.step_sent is None else f"stays at step {self.step_sent}"
                 logger.warning("the mirror of rank %d %s: %s", self._owner.rank, since, error)
             is_told, self._pause_s = True, min(2 * self._pause_s, LONGEST_PAUSE_S)
             self._connect_again(lost_s)

@@ -7,7 +7,7 @@ header's number of bytes includes it, which is before its rows change.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,17 +58,14 @@ class UndoLog:
 
     @torch.no_grad()
     def _copy(self, rows: Mapping[int, Tensor]) -> None:
-        sizes = {
-            number: self._shards[number].piece_bytes(each.numel(), listed=True)
-            for number, each in rows.items()
-        }
-        free, at = self._current.reserve(sum(sizes.values())), 0
+        shards = self._shards
+        num_bytes = sum(shards[at].piece_bytes(each.numel(), listed=True) for at, each in rows.items())
+        free, at = self._current.reserve(num_bytes), 0
         for number, each in rows.items():
-            write_piece(free[at:], number, self._shards[number], each)
-            at += sizes[number]
+            at += write_piece(free[at:], number, shards[number], each)
         self._current.count(at)
 
-    def _try(self, write: Any) -> None:
+    def _try(self, write: Callable[[], object]) -> None:
         """Write, or do without from now on: a lack of memory must not end training."""
         try:
             write()
