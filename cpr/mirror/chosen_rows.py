@@ -29,6 +29,8 @@ JOINING_BYTES: Final = 16 << 20
 """Rows that join in one moment; the others wait for the next."""
 NUMBER_BYTES: Final = 8
 """Of a row's number in its slot."""
+LEAST_SHARE: Final = 0.01
+"""Of the rows of large tables: below it, nearly all lost rows would come from the checkpoint all the same."""
 
 
 class ChosenRows:
@@ -42,7 +44,8 @@ class ChosenRows:
         model: with the tables.
 
     Raises:
-        NotEnoughMemoryError: the small tables alone, which are held whole, take more than `mirror.memory`.
+        NotEnoughMemoryError: small tables, which are held whole, and `LEAST_SHARE` of the rows of large ones
+            take more than `mirror.memory`.
     """
 
     def __init__(self, config: MirrorConfig, shards: Sequence[TableShard], model: nn.Module) -> None:
@@ -120,12 +123,15 @@ class ChosenRows:
             if number not in held
         )
         least = whole + sum(held.values())  # a slot each, because numbers of slots are rounded up
-        if memory_bytes <= least:
-            raise NotEnoughMemoryError(
-                f"mirror.memory is {size_text(memory_bytes)}, and small tables, which are mirrored whole, "
-                f"take {size_text(least)} on this worker: give more, such as {size_text(2 * least)}"
-            )
         every_row = sum(self._shards[number].num_rows * num_bytes for number, num_bytes in held.items())
+        needed = least + LEAST_SHARE * every_row
+        if memory_bytes <= needed:
+            raise NotEnoughMemoryError(
+                f"mirror.memory is {size_text(memory_bytes)}, and on this worker small tables, which are "
+                f"mirrored whole, take {size_text(whole)}, and {LEAST_SHARE:.0%} of the rows of large ones, "
+                f"the least that is of use, {size_text(needed - whole)}: give more, such as "
+                f"{size_text(2 * needed)}, or set mirror.to=none"
+            )
         self._priority = PriorityConfig(
             scheme=self._priority.scheme, ratio=min(1.0, (memory_bytes - least) / every_row)
         )

@@ -27,7 +27,8 @@ class MirrorConfig:
     """How rows are chosen: the most frequently used ones, or a sub-sampled list of used ones, as for priority
     saves; for `rows=priority`."""
     memory: str = ""
-    """Shared memory for the copy of one worker's rows, such as `4GB`; needed for `rows=priority`."""
+    """Shared memory for the copy of one worker's rows, such as `4GB`; needed for `rows=priority`. It must
+    hold small tables whole and 1 % of the rows of large ones."""
     every_steps: int = 1
     """Changed rows are sent after every so many steps; after more while the network is still busy with the
     ones before, as training does not wait for it."""
@@ -38,7 +39,16 @@ class MirrorConfig:
     always travel exactly."""
 
     def __post_init__(self) -> None:
+        try:
+            num_bytes = parse_size(str(self.memory) or "0B")  # a number without a unit is no text
+        except ValueError as error:
+            raise ValueError(f"mirror.memory: {error}") from None
         check_fields(self, "mirror.")
+        if self.memory and not num_bytes:
+            raise ValueError(
+                f"mirror.memory={self.memory} has no room for any row: give a size such as 4GB, or leave it "
+                "out, with mirror.rows=all for a mirror of all rows, or mirror.to=none for no mirror"
+            )
         if self.every_steps < 1:
             raise ValueError(f"mirror.every_steps is {self.every_steps}; it must be at least 1")
         if self.rows == "priority" and not self.memory:
@@ -49,10 +59,6 @@ class MirrorConfig:
             raise ValueError(
                 f"mirror.memory={self.memory} limits a mirror of chosen rows: set mirror.rows=priority, too"
             )
-        try:
-            parse_size(self.memory or "0B")
-        except ValueError as error:
-            raise ValueError(f"mirror.memory: {error}") from None
 
     @property
     def memory_bytes(self) -> int:

@@ -69,8 +69,9 @@ def test_the_memory_is_kept(model):
         )
         assert memory - 200 < held <= memory
         assert [shards[number].table_name for number in found.num_slots] == ["a", "c"]
-    with pytest.raises(NotEnoughMemoryError, match=r"mirror\.memory is 300 B.*give more, such as"):
-        chosen("300B")
+    for memory in ("300B", "600B"):
+        with pytest.raises(NotEnoughMemoryError, match=rf"memory is {memory[:-1]} B.* give more, such as"):
+            chosen(memory)
 
 
 @pytest.mark.parametrize(
@@ -99,5 +100,9 @@ def test_the_configuration_says_what_to_set():
         MirrorConfig(rows="priority")
     with pytest.raises(ValueError, match=r"set mirror\.rows=priority, too"):
         MirrorConfig(memory="4GB")
-    with pytest.raises(ValueError, match=r"mirror\.memory: '4' is not a size"):
-        MirrorConfig(rows="priority", memory="4")
+    for memory in ("4", 4, 0):
+        with pytest.raises(ValueError, match=rf"mirror\.memory: '{memory}' is not a size; .* with its unit"):
+            MirrorConfig(rows="priority", memory=memory)
+    for rows in ("all", "priority"):
+        with pytest.raises(ValueError, match=r"mirror\.memory=0MB has no room for any row"):
+            MirrorConfig(rows=rows, memory="0MB")
