@@ -34,6 +34,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _FOLDER: Final = "cpr-run-"
 """Prefix of the temporary folder's name, before the tag of this process; torchrun writes its error there."""
 _RENDEZVOUS_LOST: Final = "RendezvousConnectionError"
+_RENDEZVOUS_CLOSED: Final = "RendezvousClosedError"
 _SETTINGS: Final = {
     # torch 2.13 sends workers to the store of an agent that is gone, unless each generation gets its own
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -112,6 +113,8 @@ class AgentLauncher:
                 # the run finished without this node, so the end of torchrun is no failure
                 _log(f"the run has finished at step {step}: nothing is left to do here")
                 return 0
+            if code > 0 and _error_in(error_file).startswith(_RENDEZVOUS_CLOSED):
+                _log("the rendezvous is closed: the run has finished or failed on its other nodes")
             if self._stopped or cause is None:
                 break
             environment["CPR_CONTINUES"] = "1"
@@ -189,11 +192,16 @@ def _cause_of_loss(code: int, error_file: Path) -> str | None:
     """How the agent was lost; None if torchrun ended by its own decision."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
-    if code > 0:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            if str(json.loads(error_file.read_text())["message"]["message"]).startswith(_RENDEZVOUS_LOST):
-                return "has no connection to the rendezvous (is the agent at --rdzv-endpoint alive?)"
+    if code > 0 and _error_in(error_file).startswith(_RENDEZVOUS_LOST):
+        return "has no connection to the rendezvous (is the agent at --rdzv-endpoint alive?)"
     return None
+
+
+def _error_in(error_file: Path) -> str:
+    """The error with which torchrun ended by itself; empty if there is none."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(error_file.read_text())["message"]["message"])
+    return ""
 
 
 def _remove_leftovers(temporary: Path) -> None:

@@ -279,17 +279,23 @@ def test_torchrun_is_not_restarted_after_a_forwarded_signal(cpr_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("message", "num_agents"),
-    [("RendezvousConnectionError: The connection to the C10d store has failed.", 2), ("ValueError: no", 1)],
+    ("message", "num_agents", "says"),
+    [
+        ("RendezvousConnectionError: The connection to the C10d store has failed.", 2, "starting it again"),
+        ("RendezvousClosedError: ", 1, "the rendezvous is closed: the run has finished or failed"),
+        ("ValueError: no", 1, ""),
+    ],
 )
-def test_agent_that_lost_the_rendezvous_is_restarted(cpr_run, tmp_path, message, num_agents):
+def test_agent_that_lost_the_rendezvous_is_restarted(cpr_run, tmp_path, message, num_agents, says):
     run = cpr_run(f"""
         if nth == 1:
             error = {{"message": {{"message": {message!r}}}}}
             pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(error))
             sys.exit(1)
     """)
-    assert run.wait() == 2 - num_agents
+    _, text = run.communicate()
+    assert run.returncode == 2 - num_agents
+    assert says in text
     assert len(agents(tmp_path)) == num_agents
 
 
