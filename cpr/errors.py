@@ -82,12 +82,15 @@ class RecoveryError(RuntimeError):
     """The workers of a run cannot continue together; the message tells why and what to do."""
 
 
-class NoProgressError(RecoveryError):
+class RunStoppedError(RecoveryError):
+    """The run stops on all ranks, as restarted workers would end the same way; `cpr run` stops as well.
+
+    The first line of the message is the cause. Restarted workers raise this again, and tell it in short.
+    """
+
+
+class NoProgressError(RunStoppedError):
     """Several generations of workers died without finishing a step; lists the cause of each."""
-
-
-class DivergedRunError(RecoveryError, FloatingPointError):
-    """Training diverged (NaN or infinity): restarted workers do not continue the run."""
 
 
 class AlreadyFinishedError(CheckpointError):

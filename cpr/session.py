@@ -40,12 +40,12 @@ from cpr.checkpoint.state.model_state import Heir, Stateful
 from cpr.checkpoint.state.optimizer_state import OptimizerState
 from cpr.checkpoint.storage.base import Storage, is_local, open_storage
 from cpr.checkpoint.storage.local import LocalStorage
-from cpr.errors import NotEnoughMemoryError, RunFinished, SaveFailedError, is_failure
+from cpr.errors import NotEnoughMemoryError, RunFinished, RunStoppedError, SaveFailedError, is_failure
 from cpr.estimator.history import RunHistory, SaveCost
 from cpr.estimator.planning.interval import IntervalRule
 from cpr.faults import Injector
 from cpr.faults import Plan as FaultPlan
-from cpr.launch.finished import FOLDER_VARIABLE
+from cpr.launch.finished import FOLDER_VARIABLE, note_stopped
 from cpr.mirror.config import MirrorConfig, MirrorFigures
 from cpr.mirror.mirror import Mirror, start_mirror
 from cpr.priority.config import PriorityConfig
@@ -326,7 +326,7 @@ class PartialRecovery:
             The report of this start.
 
         Raises:
-            DivergedRunError: the previous workers left because values were not finite.
+            RunStoppedError: restarts cannot help, as after values that were not finite; `cpr run` stops as well.
             NotEnoughMemoryError: a node has no room for the mirror that it is to keep.
             NoProgressError: the run makes no progress; lists why.
             StartOverError: nothing is left; restarted workers start over.
@@ -511,8 +511,11 @@ class PartialRecovery:
     def _abort(self, reason: BaseException) -> None:
         """Leave the memory to a successor, with the reason of this worker's end."""
         diverged = isinstance(reason, FloatingPointError)
+        for_good = diverged or isinstance(reason, RunStoppedError)
         if self._memory.segment is not None:
-            self._memory.segment.status.leave(_text_of(reason), diverged)
+            self._memory.segment.status.leave(_text_of(reason), for_good)
+        if isinstance(reason, RunStoppedError):  # on all ranks alike, so that all nodes stop
+            note_stopped()
         if self._publisher is not None and not diverged:
             self._publisher.copy_out()
             self._publisher.note_saves(isinstance(reason, SaveFailedError))

@@ -28,6 +28,8 @@ from cpr.processes import LAUNCH_PID, Process, Status, is_tag_alive
 
 GRACE_S: Final = 30.0
 """Time for workers to stop after SIGTERM, the same as torchrun's."""
+STOPPED: Final = 1
+"""Exit code after workers have ended because restarts cannot help."""
 _LOOK_INTERVAL_S: Final = 0.05
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -56,7 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """Execute `cpr run`; returns torchrun's exit code, or 128 + the number of the signal that killed it."""
+    """Execute `cpr run`; returns torchrun's exit code, or 128 + the number of the signal that killed it.
+
+    0 if the run has finished without this node, and 1 if restarts cannot help its workers.
+    """
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise ValueError("say what to run: cpr run -- torchrun --nproc-per-node 4 -m dlrm.train ...")
@@ -109,6 +114,9 @@ class AgentLauncher:
             pid, code = self._run_once(environment, watch)
             cause = _cause_of_loss(code, error_file)
             num_orphans = self._end_workers()
+            if watch.has_stopped:
+                _log("the run has stopped for good, as its workers say above: restarts cannot help")
+                return STOPPED
             if code != 0 and not self._stopped and (step := watch.wait_for_answer()) is not None:
                 # the run finished without this node, so the end of torchrun is no failure
                 _log(f"the run has finished at step {step}: nothing is left to do here")
@@ -141,7 +149,8 @@ class AgentLauncher:
         while agent.poll() is None:
             self._look()
             watch.look(has_workers=bool(self._workers))
-            if watch.step is not None:  # torchrun waits for nodes that have finished without it
+            # torchrun would wait for nodes that have finished without it, or restart workers in vain
+            if watch.step is not None or watch.has_stopped:
                 agent.terminate()
                 try:
                     agent.wait(GRACE_S)

@@ -1,28 +1,41 @@
-"""Detection by `cpr run` that its run has finished while this node was cut off.
+"""Detection by `cpr run` that nothing is left to do for its node.
 
-The workers of a node that returns too late never complete the rendezvous: the others are gone, and torchrun
-would wait for minutes and then fail. So workers tell `cpr run` their checkpoint directory, and while it has
-no workers, it runs a process that reads the last owner of the directory (`cpr.resident.cleanup`).
+A worker that ends because restarts cannot help leaves a note for `cpr run`, which then stops torchrun.
+
+A run may also finish while this node is cut off. The workers of a node that returns too late never complete
+the rendezvous: the others are gone, and torchrun would wait for minutes and then fail. So workers tell `cpr
+run` their checkpoint directory, and while it has no workers, it runs a process that reads the last owner of
+the directory (`cpr.resident.cleanup`).
 """
 
+import os
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from cpr.processes import Process
-from cpr.resident.cleanup import RUN_FILE, check_command
+from cpr.processes import Process, is_tag_alive
+from cpr.resident.cleanup import RUN_FILE, check_command, write_private
 
 FOLDER_VARIABLE: Final = "CPR_LAUNCH_FOLDER"
 """Environment variable of the folder through which workers talk to their `cpr run`."""
+_STOPPED_FILE: Final = "stopped"
 IDLE_S: Final = 10.0
 """Seconds without workers before each check."""
 ANSWER_S: Final = 60.0
 """Longest wait for the answer of a check when torchrun has ended."""
 
 
+def note_stopped() -> None:
+    """Tell the `cpr run` above this worker, if any, to stop when this worker ends: restarts cannot help."""
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        with suppress(OSError):  # then restarts tell the same, until they are used up
+            write_private(Path(folder) / _STOPPED_FILE, Process.this().tag)
+
+
 class FinishWatch:
-    """Asynchronous checks whether a run has finished.
+    """Asynchronous checks whether a run has finished, or has stopped for good.
 
     Args:
         folder: through which workers talk to `cpr run`.
@@ -30,6 +43,7 @@ class FinishWatch:
 
     def __init__(self, folder: Path) -> None:
         self._run, self._answer = folder / RUN_FILE, folder / "finished"
+        self._stopped = folder / _STOPPED_FILE
         self._checker: Process | None = None
         self._had_workers_s = time.monotonic()
 
@@ -40,6 +54,14 @@ class FinishWatch:
             return int(self._answer.read_text())
         except (OSError, ValueError):
             return None
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a worker has ended, with its message, because restarts cannot help."""
+        try:
+            return not is_tag_alive(self._stopped.read_text())
+        except OSError:
+            return False
 
     def look(self, has_workers: bool) -> None:
         """Start a check if there have been no workers for `IDLE_S`; call it often."""

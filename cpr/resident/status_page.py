@@ -24,7 +24,7 @@ NOTHING: Final = -1
 """Value of a number that was not set yet."""
 WORDS: Final = (
     *("magic", "version", "pid", "start_ticks", "generation", "step_finished", "update_begun", "slot"),
-    *("launcher_pid", "launcher_start_ticks", "heartbeat_ns", "left_ns", "diverged_in"),
+    *("launcher_pid", "launcher_start_ticks", "heartbeat_ns", "left_ns", "stopped_in"),
     *("epoch", "reason_bytes"),
 )
 
@@ -64,7 +64,7 @@ class StatusPage:
     epoch = _Word("Epoch of the directory's ownership under which the memory was trained; 0: none.")
     heartbeat_ns = _Word("Last heartbeat, `time.time_ns()`.")
     left_ns = _Word("When the owner left by itself, `time.time_ns()`; -1: it did not.")
-    diverged_in = _Word("Generation whose owner left because values were not finite; -1: none did.")
+    stopped_in = _Word("Generation whose owner left for good, as restarts cannot help; -1: none did.")
 
     def __init__(self, path: Path) -> None:
         with reading(path):
@@ -88,7 +88,7 @@ class StatusPage:
     def begin(self, generation: int) -> None:
         """Record this process as the owner, and clear how the last owner ended.
 
-        If values were not finite, that stays true, and the reason stays.
+        If it left for good, that stays true, and the reason stays.
         """
         this = Process.this()
         self.pid, self.start_ticks = this.pid, this.start_ticks
@@ -96,7 +96,7 @@ class StatusPage:
         self.launcher_pid, self.launcher_start_ticks = launcher.pid, launcher.start_ticks
         self.generation = generation
         self.left_ns = NOTHING
-        if not self.diverged:
+        if not self.has_stopped:
             self.reason = ""
         self.beat()
 
@@ -104,21 +104,21 @@ class StatusPage:
         """Record a heartbeat."""
         self.heartbeat_ns = time.time_ns()
 
-    def leave(self, reason: str, diverged: bool = False) -> None:
-        """Record that the owner ends by itself, if `diverged` with values that must never be used.
+    def leave(self, reason: str, for_good: bool = False) -> None:
+        """Record that the owner ends by itself; `for_good`: restarted workers would end the same way.
 
-        The reason is cut off after 500 bytes; that of the first divergence is never replaced.
+        The reason is cut off after 500 bytes; that of the first owner who left for good is never replaced.
         """
-        if not self.diverged:
+        if not self.has_stopped:
             self.reason = reason
-            if diverged:
-                self.diverged_in = self.generation
+            if for_good:
+                self.stopped_in = self.generation
         self.left_ns = time.time_ns()
 
     @property
-    def diverged(self) -> bool:
-        """Whether an owner left because values were not finite."""
-        return bool(self.diverged_in != NOTHING)
+    def has_stopped(self) -> bool:
+        """Whether an owner left for good."""
+        return bool(self.stopped_in != NOTHING)
 
     @property
     def reason(self) -> str:

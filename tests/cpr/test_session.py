@@ -21,10 +21,10 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.ownership.records import write_owner
 from cpr.checkpoint.storage.base import open_storage
 from cpr.errors import (
-    DivergedRunError,
     MismatchError,
     NoProgressError,
     NotEnoughMemoryError,
+    RunStoppedError,
     SaveFailedError,
     SaveRefusedError,
     StartOverError,
@@ -663,6 +663,17 @@ def test_a_run_without_progress_stops_with_a_report(new_worker):
     assert "second" in str(report.value)
     assert "third" in str(report.value)
     assert "first" not in str(report.value)  # that generation had finished a step
+    told = [report.value]
+    fourth.die(report.value)
+    for _ in range(2):
+        again = new_worker(policy=policy)
+        with pytest.raises(RunStoppedError, match="2 generations") as report:
+            again.restore()
+        told.append(report.value)
+        again.die(report.value)
+    assert str(told[1]) == str(told[2]), "told again in short, not nested"
+    assert "second" not in str(told[1])
+    assert all(str(each).count("Restarts cannot help: stop the launcher") == 1 for each in told)
 
 
 @pytest.mark.parametrize("end", ["told", "killed"])
@@ -671,7 +682,7 @@ def test_a_run_whose_values_are_not_finite_does_not_continue_however_often_it_is
     worker.train(2).die(FloatingPointError("the loss is nan"))
     for _ in range(2):
         again = new_worker()
-        with pytest.raises(DivergedRunError, match=r"loss is nan\. .* from save 0, step 5$") as refused:
+        with pytest.raises(RunStoppedError, match=r"loss is nan\. .* from save 0, step 5$") as refused:
             again.restore()
         again.die(refused.value if end == "told" else None)
     later = new_worker(restarted=False).restore()
@@ -680,7 +691,7 @@ def test_a_run_whose_values_are_not_finite_does_not_continue_however_often_it_is
 
 def test_a_run_that_diverged_before_its_first_save_is_not_restarted_from_the_beginning_either(new_worker):
     new_worker(restarted=False).restore().train(2).die(FloatingPointError("the loss is nan"))
-    with pytest.raises(DivergedRunError, match="begin a new run"):
+    with pytest.raises(RunStoppedError, match="begin a new run"):
         new_worker().restore()
 
 

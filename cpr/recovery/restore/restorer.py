@@ -15,9 +15,9 @@ from cpr.checkpoint.storage.base import Storage
 from cpr.errors import (
     CheckpointError,
     DamagedMemoryError,
-    DivergedRunError,
     LockedError,
     MismatchError,
+    RunStoppedError,
     StartOverError,
     UnreadableMemoryError,
 )
@@ -126,7 +126,7 @@ class Restorer:
 
         Raises:
             UnreadableMemoryError: a worker's memory cannot be read now; it is kept, for restarted workers.
-            DivergedRunError: the previous workers left because values were not finite.
+            RunStoppedError: the previous workers left for good, as when values were not finite.
             NoProgressError: generation after generation died without finishing a step.
             StartOverError: nothing is left to continue with; restarted workers will start over.
             CheckpointError: the checkpoint cannot be read or written; says what to do.
@@ -137,7 +137,7 @@ class Restorer:
             )
             reports = self._group.gather(own.report)
             refuse_unreadable(reports)
-            self._refuse_diverged(reports)
+            self._refuse_stopped(reports)
             found = assess(reports, self._directory)
             plan: Sequence[ShardSources] = plan_sources(found.needed, found.held)
             plan = with_chosen(self._group, plan, found.chosen, own.chosen)
@@ -173,15 +173,17 @@ class Restorer:
         assert self._memory.segment is not None
         return self._memory.segment
 
-    def _refuse_diverged(self, reports: Sequence[WorkerReport]) -> None:
-        """End this generation too if values were not finite: training on would only repeat it."""
+    def _refuse_stopped(self, reports: Sequence[WorkerReport]) -> None:
+        """End this generation too if the one before left for good: training on would only repeat it."""
         reasons = [each.reason for report in reports for each in report.segments if each.diverged]
         if not reasons:
             return
+        cause = reasons[0].partition("\n")[0]
+        self._segment.status.leave(cause, for_good=True)  # what later workers tell, and not the text below
         newest = self._directory.newest
-        raise DivergedRunError(
-            "the run has diverged, and does not continue however often workers are restarted: "
-            f"{reasons[0]}. What to do: mend the cause, and "
+        raise RunStoppedError(
+            f"the run has stopped for good: {cause}. Restarts cannot help: stop the launcher, mend the "
+            "cause, and "
             + (f"resume from save {newest.sequence}, step {newest.step}" if newest else "begin a new run")
         )
 

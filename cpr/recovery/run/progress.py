@@ -199,9 +199,8 @@ class RunProgress:
             causes = "\n  ".join(self._fruitless)
             raise NoProgressError(
                 f"{without_progress} generations of workers in a row ended without finishing step "
-                f"{self.steps_done + 1}; the run stops here instead of trying again:\n  {causes}\n"
-                "What to do: look into the causes above; the memory of the run is kept until its launcher "
-                "ends, and the newest checkpoint stays"
+                f"{self.steps_done + 1}\n  {causes}\nRestarts cannot help: stop the launcher, and look into "
+                "the causes above; the memory of the run is kept until then, and the newest checkpoint stays"
             )
 
     def state_dict(self) -> dict[str, Any]:

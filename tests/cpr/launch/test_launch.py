@@ -16,6 +16,7 @@ from cpr.checkpoint.ownership.lock import DirectoryLock
 from cpr.checkpoint.storage.base import open_storage
 from cpr.cli.command import FAILED
 from cpr.cli.main import entry
+from cpr.launch.agent_launcher import STOPPED
 from cpr.processes import pid_namespace
 from cpr.resident.folders import UNSAVED_FILE, unsaved_segments
 
@@ -185,6 +186,24 @@ def test_node_that_returns_to_a_finished_run_ends(cpr_run, tmp_path, owned, then
     assert "the run has finished at step 500" in text
     assert len(agents(tmp_path)) == 1
     assert not unsaved_segments(tmp_path / "memory")
+
+
+def test_a_worker_that_restarts_cannot_help_stops_torchrun_when_it_has_ended(cpr_run, tmp_path):
+    run = cpr_run(f"""
+        sys.path.append({str(REPO)!r})
+        from cpr.launch.finished import note_stopped
+        if os.fork() == 0:
+            note_stopped()
+            wait_until_seen()
+            (folder / "told").touch()  # torchrun is still there
+            os._exit(1)
+        time.sleep(600)
+    """)
+    _, text = run.communicate(timeout=60)
+    assert run.returncode == STOPPED
+    assert "restarts cannot help" in text
+    assert (tmp_path / "told").exists()
+    assert len(agents(tmp_path)) == 1
 
 
 def test_torchrun_without_workers_continues_while_the_run_is_not_finished(cpr_run, tmp_path, owned):

@@ -40,16 +40,16 @@ def test_a_new_owner_forgets_the_end_of_the_last_one_but_not_its_steps(path):
     assert (status.left_ns, status.reason, status.generation, status.step_finished) == (NOTHING, "", 4, 5)
 
 
-def test_that_values_are_not_finite_is_never_forgotten_and_keeps_its_reason(path):
+def test_an_end_for_good_is_never_forgotten_and_keeps_its_reason(path):
     status = StatusPage(path)
     status.leave("told to stop")
-    assert not status.diverged
+    assert not status.has_stopped
     status.begin(generation=1)
-    status.leave("the loss is nan", diverged=True)
+    status.leave("the loss is nan", for_good=True)
     status.begin(generation=2)
     status.leave("no use in going on")
     status.begin(generation=3)
-    assert (status.diverged, status.diverged_in, status.reason) == (True, 1, "the loss is nan")
+    assert (status.has_stopped, status.stopped_in, status.reason) == (True, 1, "the loss is nan")
     assert status.left_ns == NOTHING
 
 

@@ -43,7 +43,7 @@ def fail_with(error):
         (OSError(errno.ENOSPC, "do this"), 2),
         (OSError(errno.EIO, "do this"), 1),
         (FloatingPointError("do this"), 1),
-        (errors.NoProgressError("do this"), 1),
+        (errors.RunStoppedError("do this"), 1),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -172,7 +172,7 @@ def test_a_diverged_run_is_not_resumed_by_torchrun(start, dataset, memory, tmp_p
     first, second = [line for line in said.splitlines() if line.startswith("dlrm.train: ")]
     assert re.match(r"dlrm.train: (the loss|gradients|parameter) .*Lower dense.learning_rate", first)
     advice = r"(resume from save \d+, step \d+|begin a new run)"  # how far the only save came
-    assert re.match(rf"dlrm.train: the run has diverged, .* mend the cause, and {advice}$", second)
+    assert re.match(rf"dlrm.train: the run has stopped for good: .* mend the cause, and {advice}$", second)
     assert curve(only_folder(tmp_path)) == []  # the first line comes after 5 steps
     while any(memory.iterdir()):  # the janitor frees it when torchrun has ended
         time.sleep(0.1)
