@@ -326,8 +326,8 @@ class PartialRecovery:
             The report of this start.
 
         Raises:
-            RunStoppedError: restarts cannot help, as after values that were not finite; `cpr run` stops as well.
-            NotEnoughMemoryError: a node has no room for the mirror that it is to keep.
+            RunStoppedError: restarts cannot help, as after values that were not finite, or where a node has
+                no room for mirrors; `cpr run` stops as well.
             NoProgressError: the run makes no progress; lists why.
             StartOverError: nothing is left; restarted workers start over.
             LockedError: another run uses the directory.
@@ -600,11 +600,13 @@ class PartialRecovery:
                 self.steps_done,
             )
         except (NotEnoughMemoryError, OSError) as error:  # on all ranks alike
-            if not group.continues:
-                raise
-            if group.rank == 0:
-                logger.warning("training continues without mirrors: %s", error)
-            return None
+            if group.continues:
+                if group.rank == 0:
+                    logger.warning("training continues without mirrors: %s", error)
+                return None
+            if isinstance(error, NotEnoughMemoryError):  # and no restart brings more
+                raise RunStoppedError(f"{error}\nRestarts cannot help: stop the launcher") from error
+            raise
 
     def _make_injector(self, storage: Storage) -> Injector:
         """Make the injector of the failures that `CPR_FAULTS` asks for, if any."""

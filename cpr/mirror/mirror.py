@@ -21,6 +21,7 @@ from cpr.checkpoint.collectives import RankGroup
 from cpr.checkpoint.format.tree_file import state_bytes
 from cpr.checkpoint.save.snapshot import can_wait
 from cpr.errors import NotEnoughMemoryError
+from cpr.humanize import size_text
 from cpr.mirror.changed_rows import ChangedRows, Rows, united
 from cpr.mirror.chosen_rows import ChosenRows
 from cpr.mirror.config import MirrorConfig, MirrorFigures
@@ -439,7 +440,8 @@ def start_mirror(
         steps_done: training steps done.
 
     Raises:
-        NotEnoughMemoryError: a worker has no room for the mirror that it is to keep; on all ranks.
+        NotEnoughMemoryError: a node has no room for the mirrors that it is to keep, or `mirror.memory` is too
+            small; on all ranks, names the node and what to change.
         OSError: workers cannot reach each other; on all ranks.
     """
     if config.to == "none":
@@ -451,7 +453,7 @@ def start_mirror(
             _log_no_effect(group, "all tables live in shared memory, which outlives their worker")
             return None
         own, keeper = outside, HostKeeper(home)
-        places = [keeper]
+        ranks, places = [worker_group.rank], [keeper]
     else:
         chosen, env = keepers(worker_group.infos), LauncherEnv.from_environment()
         if chosen is None or env is None:
@@ -460,11 +462,17 @@ def start_mirror(
         own = [shard for shard in shards if not shard.replicated]
         keeper = Keeper(home, env.own_address(), worker_group.session_id)
         addresses = group.gather(keeper.address)
-        places = [addresses[rank] for rank in chosen[worker_group.rank]]
+        ranks = chosen[worker_group.rank]
+        places = [addresses[rank] for rank in ranks]
     mirror: Mirror | None = None
     problem: Exception | None = None
+    last_place, num_bytes = "", 0
     try:
         num_slots = ChosenRows(config, own, model).num_slots
+        last_place = f"{worker_group.infos[ranks[-1]].host} ({places[-1]})"
+        num_bytes = sum(
+            num_slots.get(number, shard.num_rows) * shard.bytes_per_row for number, shard in enumerate(own)
+        )
         owner = Owner(
             session_id=worker_group.session_id,
             rank=worker_group.rank,
@@ -475,13 +483,20 @@ def start_mirror(
         mirror = Mirror(config, keeper, places, owner, own, model, optimizers, segment, steps_done)
     except (OSError, NotEnoughMemoryError) as error:
         problem = error
-    found = [each for each in group.gather(problem) if each is not None]
-    if found:
+    on_all = group.gather((problem, last_place, num_bytes))
+    for cause, place, _ in on_all:
+        if cause is None:
+            continue
         if mirror is not None:
             mirror.close(remove=True)
         else:
             keeper.close(remove=True)
-        raise found[0]
+        if place and isinstance(cause, NotEnoughMemoryError):
+            needed = size_text(sum(each for _, other, each in on_all if other == place))
+            raise NotEnoughMemoryError(
+                f"{place} has no room for the mirrors that it is to keep, {needed} of rows: {cause}"
+            ) from cause
+        raise cause
     return mirror
 
 

@@ -832,14 +832,6 @@ def test_no_room_for_mirrors_stops_a_new_run_and_not_one_that_has_begun(new_work
     assert "training continues without mirrors: 5 MB" in caplog.text
 
 
-def test_no_room_for_mirrors_is_told_before_the_first_step(new_worker, monkeypatch):
-    monkeypatch.setattr("cpr.session.start_mirror", full)
-    worker = new_worker(restarted=False)
-    with pytest.raises(NotEnoughMemoryError, match="enlarge it"):
-        worker.restore()
-    worker.die()
-
-
 def test_the_package_gives_its_public_names_and_is_cheap_to_import(monkeypatch):
     code = "import sys, cpr; print(cpr.__version__, {'torch', 'torchrec', 'pyarrow'} & set(sys.modules))"
     output = subprocess.check_output([sys.executable, "-c", code], text=True)

@@ -1,11 +1,12 @@
 """Tables that do not live in shared memory, as on a GPU, survive `kill -9` of their worker by a mirror."""
 
+import socket
 import time
 
 import pytest
 import torch
 
-from cpr.errors import NotEnoughMemoryError
+from cpr.errors import NotEnoughMemoryError, RunStoppedError
 from cpr.mirror.config import MirrorConfig
 from cpr.mirror.copy import HEADER_BYTES, LOG_FILE, DeadCopy
 from cpr.mirror.pieces import NUMBERS
@@ -78,7 +79,7 @@ def test_rows_that_a_mirror_of_chosen_rows_lacks_come_from_the_save(new_worker, 
     config = MirrorConfig(to="host", rows="priority", memory="2500B")
     policy = RecoveryPolicy(max_lost_share=1.0)
     if "unfused" in layout.values():  # all of its rows change, and there is nothing to choose
-        with pytest.raises(NotEnoughMemoryError, match=r"mirror\.memory is 2\.5 kB"):
+        with pytest.raises(RunStoppedError, match=r"mirror\.memory is 2\.5 kB"):
             new_worker(restarted=False, layout=layout, mirror=config).restore()
         return
     worker = new_worker(restarted=False, layout=layout, mirror=config).restore()
@@ -112,6 +113,17 @@ def test_rows_that_a_mirror_of_chosen_rows_lacks_come_from_the_save(new_worker, 
     assert all(each.mirrored and each.lost and not each.moved for each in story.sources)
     assert story.lost_share == 1
     again.die()
+
+
+def test_a_node_without_room_for_mirrors_is_named_and_stops_the_run(new_worker, layout, monkeypatch):
+    monkeypatch.setattr("cpr.mirror.copy.MirrorCopy._allocate", _full)
+    says = rf"{socket.gethostname()} \(shared memory\) has no room for the mirrors .* [kMG]?B of rows: 5 MB"
+    for is_restarted in (False, True):
+        worker = new_worker(restarted=is_restarted, layout=layout, mirror=HOST)
+        with pytest.raises(RunStoppedError, match=says) as refused:
+            worker.restore()
+        assert str(refused.value).count("Restarts cannot help: stop the launcher") == 1
+        worker.die(refused.value)
 
 
 @pytest.mark.parametrize("has_room", [True, False])
