@@ -28,7 +28,7 @@ class MirrorConfig:
     saves; for `rows=priority`."""
     memory: str = ""
     """Shared memory for the copy of one worker's rows, such as `4GB`; needed for `rows=priority`. It must
-    hold small tables whole and 1 % of the rows of large ones."""
+    hold small tables whole and a hundredth of the rows of large ones."""
     every_steps: int = 1
     """Changed rows are sent after every so many steps; after more while the network is still busy with the
     ones before, as training does not wait for it."""
@@ -41,8 +41,10 @@ class MirrorConfig:
     def __post_init__(self) -> None:
         try:
             num_bytes = parse_size(str(self.memory) or "0B")  # a number without a unit is no text
-        except ValueError as error:
-            raise ValueError(f"mirror.memory: {error}") from None
+        except ValueError:
+            raise ValueError(
+                f"mirror.memory is {self.memory}; write a number with its unit, such as 500MB or 4GB"
+            ) from None
         check_fields(self, "mirror.")
         if self.memory and not num_bytes:
             raise ValueError(

@@ -101,7 +101,7 @@ def test_the_configuration_says_what_to_set():
     with pytest.raises(ValueError, match=r"set mirror\.rows=priority, too"):
         MirrorConfig(memory="4GB")
     for memory in ("4", 4, 0):
-        with pytest.raises(ValueError, match=rf"mirror\.memory: '{memory}' is not a size; .* with its unit"):
+        with pytest.raises(ValueError, match=rf"mirror\.memory is {memory}; .* with its unit"):
             MirrorConfig(rows="priority", memory=memory)
     for rows in ("all", "priority"):
         with pytest.raises(ValueError, match=r"mirror\.memory=0MB has no room for any row"):
