@@ -7,12 +7,13 @@ started in the place of one that is away, and retired later.
 
 import json
 import logging
+import math
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,11 +94,7 @@ class NodesRun:
     def __exit__(self, *_: object) -> None:
         for node in list(self._launches):
             self._stop(node)
-        for process in self._processes():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        for memory in self._memory:
-            shutil.rmtree(memory, ignore_errors=True)
+        self._wipe(self._memory)
         self._stack.close()
 
     @property
@@ -113,6 +110,13 @@ class NodesRun:
     def retire_spare(self) -> None:
         """Stop the spare node, whose place is free afterwards."""
         self._stop(NODES)
+
+    def replace_node(self, node: int) -> None:
+        """Kill all processes of a node, wipe its memory, and start a new one in its place at once."""
+        launch = self._launches.pop(node)
+        self._wipe([self._memory[node]])
+        launch.wait()
+        self._start(node)
 
     @property
     def run_folder(self) -> Path:
@@ -143,11 +147,22 @@ class NodesRun:
         Raises:
             RuntimeError: the run ended before; the message has the end of the log.
         """
-        while not self._found("config.json"):
-            if any(launch.poll() is not None for launch in self._launches.values()):
-                raise RuntimeError(f"the run did not begin:\n{self._end_of_log()}")
-            time.sleep(POLL_S)
+        self.wait_for(lambda: bool(self._found("config.json")))
         return self.run_folder
+
+    def wait_for(self, is_reached: Callable[[], bool], timeout_s: float = math.inf) -> None:
+        """Wait until the run has reached something.
+
+        Raises:
+            RuntimeError: a node ended before, or it took too long; the message has the end of the log.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not is_reached():
+            has_ended = any(launch.poll() is not None for launch in self._launches.values())
+            if has_ended or time.monotonic() > deadline:
+                what = "a node has ended" if has_ended else "the run took too long"
+                raise RuntimeError(f"{what}:\n{self._end_of_log()}")
+            time.sleep(POLL_S)
 
     def wait(self, timeout_s: float) -> dict[str, Any]:
         """Wait until all nodes have ended, or should have, and return the run's report.
@@ -177,7 +192,7 @@ class NodesRun:
     def leftovers(self) -> Leftovers:
         """Count what is left of the run after its end: processes, memory, unfinished files."""
         time.sleep(SETTLE_S)
-        processes = self._processes()
+        processes = self._processes(self._memory)
         memory_files = [
             path
             for memory in self._memory
@@ -198,9 +213,17 @@ class NodesRun:
     def _found(self, name: str) -> list[Path]:
         return list((self.folder / "runs").glob(f"*/{name}"))
 
-    def _processes(self) -> list[psutil.Process]:
-        """All processes of the run, found by their environment: some are not children of the launchers."""
-        roots = {str(memory) for memory in self._memory}
+    def _wipe(self, memories: Sequence[Path]) -> None:
+        """Kill all processes of the nodes with these memories, and remove the memories."""
+        for process in self._processes(memories):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for memory in memories:
+            shutil.rmtree(memory, ignore_errors=True)
+
+    def _processes(self, memories: Sequence[Path]) -> list[psutil.Process]:
+        """Processes of nodes, found by their environment: some are not children of the launchers."""
+        roots = {str(memory) for memory in memories}
         found = psutil.process_iter(["environ", "cmdline"])
         return [each for each in found if (each.info["environ"] or {}).get("CPR_RESIDENT_ROOT") in roots]
 

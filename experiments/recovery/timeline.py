@@ -1,4 +1,4 @@
-"""The moments of a worker's restart in `experiments.recovery`, JSON lines in a file that all workers share.
+"""The moments of a worker's restart in experiments on recovery, JSON lines in a file that all workers share.
 
 This module imports nothing heavy, so that the first moment is the interpreter's start of the worker.
 """
@@ -6,7 +6,7 @@ This module imports nothing heavy, so that the first moment is the interpreter's
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,14 +42,16 @@ def have_all(marks: Iterable[Mark], event: str, generation: int, world_size: int
     return len(ranks) == world_size
 
 
-def phases(marks: Iterable[Mark], generation: int, killed_at: float) -> dict[str, float]:
-    """Seconds from one event to the next, each counted when the last rank has reached it.
+def phases(
+    marks: Iterable[Mark], generation: int, killed_at: float, events: Sequence[str] = EVENTS
+) -> dict[str, float]:
+    """Seconds from one of the `events` to the next, each counted when the last rank has reached it.
 
     The sum is the time from the kill to the end of the first new step on all ranks.
     """
     mine = [each for each in marks if each["generation"] == generation]
     took, before = {}, killed_at
-    for event in EVENTS:
+    for event in events:
         reached = max(each["time"] for each in mine if each["event"] == event)
         took[event] = reached - before
         before = reached

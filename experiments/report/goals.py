@@ -131,6 +131,7 @@ GOALS: Final[Sequence[Goal]] = [
     *_goals("lost_nodes", Sense.WITHIN, mirror_auc_delta=RESOLUTION),
     *_goals("lost_nodes", Sense.AT_MOST, mirror_rows_wrong=0, mirror_steps_lost=1),
     *_goals("mirror", Sense.AT_MOST, mirror_step_share_25=0.05, mirror_step_share_priority_25=0.01),
+    *_goals("mirror_recovery", Sense.AT_MOST, mirror_recovery_ratio=1),
     *_goals("tracking", Sense.AT_MOST, mfu_step_share=0.01, ssu_step_share=0.005),
     *_goals("overhead", Sense.AT_MOST, overhead_cpr_background=0.003),
     *_goals(
