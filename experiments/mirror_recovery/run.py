@@ -43,7 +43,7 @@ from experiments.harness.statistics import Ratio
 from experiments.recovery.launch import NODES, NodesRun
 from experiments.recovery.timeline import Mark, have_all, phases, read_marks
 
-ROUNDS: Final = 6
+ROUNDS: Final = 5
 SEED: Final = 1
 GBIT: Final = 25.0
 LOST: Final = 1
