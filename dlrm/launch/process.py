@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from cpr.errors import CheckpointError, LockedError, MismatchError, RunStoppedError
+from cpr.errors import CheckpointError, LockedError, MismatchError, ResidentMemoryError, RunStoppedError
 from dlrm.launch.stop_signal import StopRequested, StopSignal
 from dlrm.launch.versions import IncompatiblePackagesError
 
@@ -27,8 +27,9 @@ LESS_MEMORY: Final = (
     "train with more ranks on more machines"
 )
 _NO_MEMORY: Final = ("can't allocate memory", "Storage size calculation overflowed", "out of memory")
-FAILURES: Final = (OSError, CheckpointError, FloatingPointError, RunStoppedError)
-"""Storage, saves, a loss that is not a number, a run that restarts cannot help: the message is enough."""
+FAILURES: Final = (OSError, CheckpointError, ResidentMemoryError, FloatingPointError, RunStoppedError)
+"""Storage, saves, shared memory, a loss that is not a number, a run that restarts cannot help: one line is
+enough."""
 
 WAIT_WITHOUT_GROUP_S: Final = 10.0
 """Seconds that ranks other than 0 wait before reporting, without a process group: rank 0 finds the same

@@ -44,6 +44,7 @@ def fail_with(error):
         (OSError(errno.EIO, "do this"), 1),
         (FloatingPointError("do this"), 1),
         (errors.RunStoppedError("do this"), 1),
+        (errors.NotEnoughMemoryError("do this"), 1),
     ],
     ids=lambda value: type(value).__name__,
 )
