@@ -21,6 +21,7 @@ from torch import Tensor
 from cpr.checkpoint.format.tree_file import dtype_name, read_state
 from cpr.errors import DamagedMemoryError, NotEnoughMemoryError
 from cpr.extent import Extent
+from cpr.mirror.checksums import Checksums
 from cpr.mirror.pieces import NUMBERS, Piece, ShardRows, read_pieces
 from cpr.resident.home import Home
 from cpr.resident.regions import grow_region, map_region
@@ -30,6 +31,11 @@ from cpr.shards.shard import TableShard
 LOG_FILE: Final = "moment-"
 MOMENTS_KEPT: Final = 2
 """Whole moments that are not written into the copy yet."""
+STATE: Final = "state"
+"""Key of the owner's other state in the replicated state of a copy, as it has arrived: decoding it would take
+longer than all else that a small moment needs."""
+EMPTY: Final = 0
+"""Stands for the step of a copy that does not count yet."""
 HEADER_BYTES: Final = 64
 MAGIC: Final = int.from_bytes(b"CPRMOMT1", "little")
 
@@ -135,6 +141,8 @@ class MirrorCopy:
         self.segment = home.create(f"mirror{owner.rank}")
         try:
             self._shards = [self._allocate(number, form) for number, form in enumerate(owner.shards)]
+            self._rows = [ShardRows(shard.columns) for shard in self._shards]
+            self._checksums = Checksums(self.segment.folder, self._rows, is_new=True)
         except NotEnoughMemoryError as error:
             self.segment.remove()
             raise NotEnoughMemoryError(
@@ -143,7 +151,6 @@ class MirrorCopy:
         except BaseException:
             self.segment.remove()
             raise
-        self._rows = [ShardRows(shard.columns) for shard in self._shards]
         self._logs = [
             MomentLog(self.segment.folder / f"{LOG_FILE}{number}") for number in range(MOMENTS_KEPT + 1)
         ]
@@ -174,14 +181,14 @@ class MirrorCopy:
         """
         if self._is_sealed:
             raise ValueError("the mirror has a whole moment, and changes in moments only")
-        for piece in list(read_pieces(data, self._rows)):
-            self._rows[piece.shard].write(piece)
+        self._fill(list(read_pieces(data, self._rows)))
 
     def put(self, moment: Moment) -> None:
         """Take a moment, whose bytes were received; it counts at once.
 
         Raises:
             ValueError: the bytes are not those that were sent, or no pieces of the owner's shards.
+            NotEnoughMemoryError: there is no room for the owner's other state.
         """
         log = self._free_log()
         data = log.data[: moment.num_bytes]
@@ -189,12 +196,16 @@ class MirrorCopy:
             raise ValueError(f"the moment of step {moment.step} differs from its digest")
         pieces = list(read_pieces(data[: moment.pieces_bytes], self._rows))  # checked before it counts
         if self._is_sealed:
+            if len(self._whole) == MOMENTS_KEPT:
+                _, oldest = self._whole[0]
+                oldest.write_into(self.segment, self._rows, self._checksums)
+                self._whole.pop(0)
             log.seal(moment)
             self._whole.append((moment, log))
-            if len(self._whole) > MOMENTS_KEPT:
-                self._write_oldest()
         else:
-            _write(moment, pieces, data, self._rows, self.segment)
+            self._fill(pieces)
+            _write_state(moment, data, self.segment)
+            self._checksums.write(EMPTY, moment.step, [])
             log.clear()
             owner = self.owner
             self.segment.seal(
@@ -215,16 +226,12 @@ class MirrorCopy:
         taken = [log for _, log in self._whole]
         return next(log for log in self._logs if log not in taken)
 
-    def _write_oldest(self) -> None:
-        (_, log), *self._whole = self._whole
-        try:
-            log.write_into(self.segment, self._rows)
-        except BaseException:  # parts of it are written: nothing counts until the next moment is whole
-            self.segment.unseal()
-            self._is_sealed, self._whole = False, []
-            for each in self._logs:
-                each.clear()
-            raise
+    def _fill(self, pieces: Sequence[Piece]) -> None:
+        """Write rows before the copy counts."""
+        exact = [self._rows[piece.shard].exact(piece) for piece in pieces]
+        self._checksums.write(EMPTY, EMPTY, exact)
+        for piece in exact:
+            self._rows[piece.shard].write(piece)
 
     def _allocate(self, number: int, form: ShardForm) -> TableShard:
         columns = {}
@@ -282,16 +289,26 @@ class MomentLog:
         """Whether writing the moment into the copy has begun."""
         return bool(self._words[7])
 
-    def write_into(self, segment: Segment, shards: Sequence[ShardRows]) -> None:
+    def write_into(self, segment: Segment, shards: Sequence[ShardRows], checksums: Checksums) -> None:
         """Write the moment into a copy, from where on it counts there.
+
+        If that fails, or this process dies, it can be written again.
 
         Raises:
             ValueError: the bytes are no pieces of these shards.
+            DamagedMemoryError: the checksums are not those of the copy.
+            NotEnoughMemoryError: there is no room for the owner's other state.
         """
         moment = self._moment
         data = self.data[: moment.num_bytes]
-        self._words[7] = 1
-        _write(moment, list(read_pieces(data[: moment.pieces_bytes], shards)), data, shards, segment)
+        pieces = read_pieces(data[: moment.pieces_bytes], shards)
+        exact = [shards[piece.shard].exact(piece) for piece in pieces]
+        if not self.is_being_written:  # else the checksums know of the rows already
+            checksums.write(segment.status.step_finished, moment.step, exact)
+            self._words[7] = 1
+        for piece in exact:
+            shards[piece.shard].write(piece)
+        _write_state(moment, data, segment)
         self.clear()
 
     def read(self) -> tuple[Moment, Tensor] | None:
@@ -330,6 +347,7 @@ class DeadCopy:
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
         self._rows = [ShardRows(held.columns) for held in segment.held_shards()]
+        self._checksums = Checksums(segment.folder, self._rows, is_new=False)
         read = [(log, log.read()) for log in map(MomentLog, segment.folder.glob(f"{LOG_FILE}*"))]
         whole = [(log, *found) for log, found in read if found is not None]
         self._whole = sorted(whole, key=lambda each: each[1].step)
@@ -350,16 +368,33 @@ class DeadCopy:
     def newest_state(self) -> Any:
         """The owner's other state at the newest moment."""
         if self._whole:
-            return _state(*self._whole[-1][1:])
+            _, moment, data = self._whole[-1]
+            return read_state(data[moment.pieces_bytes :].numpy().data)
+        return self.state()
+
+    def state(self) -> Any:
+        """The owner's other state at the step of the rows."""
         read = self._segment.replica.read()
-        return None if read is None else read[1]
+        assert read is not None
+        return read_state(memoryview(read[1][STATE]))
+
+    def check(self) -> None:
+        """Look at all rows.
+
+        Raises:
+            DamagedMemoryError: some were overwritten by something else than the keeper.
+        """
+        try:
+            self._checksums.check(self._segment.status.step_finished)
+        except DamagedMemoryError as error:
+            raise DamagedMemoryError(f"{self._segment.folder}: {error}") from error
 
     def bring_to(self, step: int) -> None:
         """Bring the rows to one of `steps`; newer moments stay."""
         while self._whole and self._whole[0][1].step <= step:
             log, moment, _ = self._whole[0]
             try:
-                log.write_into(self._segment, self._rows)
+                log.write_into(self._segment, self._rows, self._checksums)
             except ValueError as error:
                 raise DamagedMemoryError(
                     f"the moment of step {moment.step} in {self._segment.folder} is damaged: {error}"
@@ -367,16 +402,9 @@ class DeadCopy:
             self._whole.pop(0)
 
 
-def _state(moment: Moment, data: Tensor) -> Any:
-    return read_state(data[moment.pieces_bytes :].numpy().data)
-
-
-def _write(
-    moment: Moment, pieces: Sequence[Piece], data: Tensor, shards: Sequence[ShardRows], segment: Segment
-) -> None:
-    for piece in pieces:
-        shards[piece.shard].write(piece)
-    segment.replica.write(moment.step, _state(moment, data))
+def _write_state(moment: Moment, data: Tensor, segment: Segment) -> None:
+    """Write what a moment has besides its rows, into the copy; then it is of this moment."""
+    segment.replica.write(moment.step, {STATE: data[moment.pieces_bytes :].numpy().tobytes()})
     segment.status.epoch = moment.epoch
     segment.status.step_finished = moment.step
     segment.status.beat()

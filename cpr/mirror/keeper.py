@@ -1,6 +1,5 @@
 """The keeper of mirrors: receives the rows of other workers into this worker's memory, in threads."""
 
-import json
 import logging
 import secrets
 import socket
@@ -8,17 +7,20 @@ import threading
 from contextlib import suppress
 from typing import Final
 
+from torch import Tensor
+
 from cpr.errors import NotEnoughMemoryError
 from cpr.mirror.copy import MirrorCopy, Moment, Owner
 from cpr.mirror.link import (
+    CHUNK_BYTES,
     EMPTY,
     MOMENT,
     PATIENCE_S,
     ROWS,
     KeeperAddress,
     LinkLostError,
-    confirm,
     prove,
+    receive,
     receive_into,
     receive_text,
     receive_words,
@@ -106,32 +108,34 @@ class Keeper:
         with self._alone:
             self._displace(owner.rank)
             self._by_owner[owner.rank] = sock
-            problem = None
+            problem = ""
             try:
                 if owner.rank not in self._copies:
                     self._copies[owner.rank] = MirrorCopy(self._home, owner)
             except NotEnoughMemoryError as error:
                 problem = str(error)
-        send_text(sock, json.dumps({"problem": problem}))
+        send_text(sock, problem)
         return self._copies.get(owner.rank)
 
     def _take(self, sock: socket.socket, copy: MirrorCopy) -> MirrorCopy:
         """Receive and carry out a message; returns the mirror from now on."""
         kind, *words = receive_words(sock)
-        if kind == ROWS:
-            data = copy.receive(words[0])
-            receive_into(sock, data.numpy().data)
-            copy.put_rows(data)
-        elif kind == MOMENT:
-            moment = Moment.from_words(words)
-            receive_into(sock, copy.receive(moment.num_bytes).numpy().data)
-            copy.put(moment)
-        elif kind == EMPTY:
-            self._copies.pop(copy.owner.rank).remove()
-            copy = self._copies[copy.owner.rank] = MirrorCopy(self._home, copy.owner)
-        else:
-            raise ValueError(f"a message of kind {kind}")
-        confirm(sock)
+        try:
+            if kind == ROWS:
+                copy.put_rows(_receive(sock, copy, words[0]))
+            elif kind == MOMENT:
+                moment = Moment.from_words(words)
+                _receive(sock, copy, moment.num_bytes)
+                copy.put(moment)
+            elif kind == EMPTY:
+                self._copies.pop(copy.owner.rank).remove()
+                copy = self._copies[copy.owner.rank] = MirrorCopy(self._home, copy.owner)
+            else:
+                raise ValueError(f"a message of kind {kind}")
+        except NotEnoughMemoryError as error:
+            send_text(sock, f"{self.address}: {error}")
+            raise
+        send_text(sock, "")
         return copy
 
     def _displace(self, rank: int) -> None:
@@ -141,6 +145,18 @@ class Keeper:
         if before is not None and thread is not None:
             _end(before)
             thread.join()
+
+
+def _receive(sock: socket.socket, copy: MirrorCopy, num_bytes: int) -> Tensor:
+    """Receive the bytes of a message, uint8 `[num_bytes]`; without room for them, drop them."""
+    try:
+        data = copy.receive(num_bytes)
+    except NotEnoughMemoryError:
+        for begin in range(0, num_bytes, CHUNK_BYTES):  # the owner hears of it when it has sent all of them
+            receive(sock, min(CHUNK_BYTES, num_bytes - begin))
+        raise
+    receive_into(sock, data.numpy().data)
+    return data
 
 
 def _end(sock: socket.socket) -> None:

@@ -1,14 +1,13 @@
 """The connection from an owner to the keeper of its mirror.
 
 Both sides prove a key, which the keeper made and gave to the owner through the process group. Then the owner
-sends its form (`Owner`) and the keeper answers whether it has room. After that the owner sends messages, each
-of 7 integers (64 bits) and bytes: rows before the first moment (kind and number of bytes), a moment (kind
-and `Moment.to_words`), or that the mirror is to be empty again (kind). The keeper answers each with an
-integer, 0, when it is in its memory.
+sends its form (`Owner`), and then messages, each of 7 integers (64 bits) and bytes: rows before the first
+moment (kind and number of bytes), a moment (kind and `Moment.to_words`), or that the mirror is to be empty
+again (kind). The keeper answers the form and each message with a text: an empty one when it is in memory, or
+why there is no room for it.
 """
 
 import hmac
-import json
 import socket
 import struct
 from contextlib import suppress
@@ -34,7 +33,6 @@ ADMISSION_S: Final = 300.0
 """How long a keeper may take to make memory: the first touch of much of it takes long."""
 CHUNK_BYTES: Final = 1 << 20
 MOST_TEXT_BYTES: Final = 64 << 20
-_DONE: Final = struct.pack("<q", 0)
 
 
 class LinkLostError(OSError):
@@ -133,10 +131,8 @@ class Link:
         prove(self._socket, self._key, is_keeper=False)
         send_text(self._socket, owner.to_json())
         self._socket.settimeout(ADMISSION_S)
-        problem = json.loads(receive_text(self._socket))["problem"]
+        self._receive_done()
         self._socket.settimeout(PATIENCE_S)
-        if problem is not None:
-            raise NotEnoughMemoryError(problem)
 
     def empty(self) -> None:
         """Have the keeper free the mirror, and make memory for it again; returns when that is done."""
@@ -146,11 +142,19 @@ class Link:
         self._socket.settimeout(PATIENCE_S)
 
     def send_rows(self, data: Tensor) -> None:
-        """Send rows before the first moment, uint8 `[n]` on the CPU; returns when they have arrived."""
+        """Send rows before the first moment, uint8 `[n]` on the CPU; returns when they have arrived.
+
+        Raises:
+            NotEnoughMemoryError: the keeper has no room.
+        """
         self._send([ROWS, data.numel(), *[0] * (WORDS - 2)], data)
 
     def send_moment(self, moment: Moment, data: Tensor) -> None:
-        """Send a moment with its bytes; returns when it counts."""
+        """Send a moment with its bytes; returns when it counts.
+
+        Raises:
+            NotEnoughMemoryError: the keeper has no room.
+        """
         self._send([MOMENT, *moment.to_words()], data)
 
     def close(self) -> None:
@@ -167,15 +171,10 @@ class Link:
         self._receive_done()
 
     def _receive_done(self) -> None:
-        if receive(self._socket, len(_DONE)) != _DONE:
-            raise LinkLostError("the keeper has refused a message")
+        if problem := receive_text(self._socket):
+            raise NotEnoughMemoryError(problem)
 
 
 def receive_words(sock: socket.socket) -> list[int]:
     """The integers of the next message; None of its bytes."""
     return [int(word) for word in np.frombuffer(receive(sock, 8 * WORDS), np.int64)]
-
-
-def confirm(sock: socket.socket) -> None:
-    """Tell the owner that its message is in memory."""
-    sock.sendall(_DONE)

@@ -8,10 +8,11 @@ Rows are copied by numpy as opaque units of bytes: for the few hundred rows of a
 the calls cost more than the bytes, and those of torch several times as much.
 """
 
+import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -87,15 +88,41 @@ class ShardRows:
                 self._gather(number, rows, weights)
                 _bytes_of(part)[:] = encode(form, _bytes_of(weights).view(np.float32))
 
+    def exact(self, piece: "Piece") -> "Piece":
+        """The piece with weights that are not rounded; with those that are held, where it has their rest."""
+        if piece.form is Form.EXACT:
+            return piece
+        held = _bytes_of(self.held(self.weights, piece.rows)).view(np.float32)
+        weights = decode(piece.form, _bytes_of(piece.parts[self.weights]), held)
+        dtype = np.dtype((np.void, self.row_bytes[self.weights]))
+        parts = {**piece.parts, self.weights: weights.view(dtype).reshape(-1)}
+        return replace(piece, parts=parts, form=Form.EXACT)
+
     def write(self, piece: "Piece") -> None:
-        """Put the rows of a piece in place; all columns are contiguous in host memory."""
+        """Put the rows of an exact piece in place; all columns are contiguous in host memory."""
+        assert piece.form is Form.EXACT
         for number, part in piece.parts.items():
-            units, values = self._units[number], part
+            units = self._units[number]
             assert units is not None
-            if piece.form is not Form.EXACT and number == self.weights:
-                held = _bytes_of(units[piece.rows]).view(np.float32)
-                values = decode(piece.form, _bytes_of(part), held).view(units.dtype).reshape(-1)
-            units[piece.rows] = values
+            units[piece.rows] = part
+
+    def held(self, number: int, rows: slice | Array) -> Array:
+        """Units of bytes `[n]` of a column that is contiguous in host memory; a view, if rows are a slice."""
+        units = self._units[number]
+        assert units is not None
+        return units[rows] if isinstance(rows, slice) else units.take(rows)
+
+    @property
+    def num_words(self) -> list[int]:
+        """Integers of a row in each column, as `sum_of` has them."""
+        return [width // _word(width).itemsize for width in self.row_bytes]
+
+    @staticmethod
+    def sum_of(units: Array) -> Array:
+        """Sum of rows in integers, uint64 `[words of a row]`, modulo 2**64."""
+        words = _bytes_of(units).view(_word(units.itemsize))
+        found: Array = words.sum(axis=0, dtype=np.uint64)
+        return found
 
     def _gather(self, number: int, rows: slice | Array, part: Array) -> None:
         units = self._units[number]
@@ -220,6 +247,11 @@ def _as_units(column: Tensor, row_bytes: int) -> Array:
 def _bytes_of(units: Array) -> Array:
     """`[n]` units of bytes as uint8 `[n, bytes]`."""
     return units.view(np.uint8).reshape(len(units), units.itemsize)
+
+
+def _word(num_bytes: int) -> np.dtype[Any]:
+    """The widest unsigned integer of which a row of so many bytes has a whole number."""
+    return np.dtype(f"u{math.gcd(num_bytes, 8)}")
 
 
 def _padded(num_bytes: int) -> int:

@@ -25,7 +25,13 @@ from cpr.checkpoint.storage.base import Storage
 from cpr.errors import MismatchError, ResidentMemoryError
 from cpr.extent import Extent
 from cpr.recovery.decide.assessment import Assessment, SegmentReport, WorkerReport, assess
-from cpr.recovery.decide.inventory import PROGRESS_STATE, Inventory, bring_to_steps, examine
+from cpr.recovery.decide.inventory import (
+    PROGRESS_STATE,
+    Inventory,
+    bring_to_steps,
+    examine,
+    has_damaged_mirrors,
+)
 from cpr.recovery.decide.lineage import Directory, SavedState
 from cpr.recovery.worker.memory import Claimed, Counters
 from cpr.resident.home import Home
@@ -111,6 +117,8 @@ def _put_together(claimed: Sequence[Claimed], refused: Sequence[str]) -> Rescued
     segments = tuple(examine(each, found) for each in claimed)
     found.report = replace(found.report, segments=segments)
     state = assess([found.report], Directory())
+    while has_damaged_mirrors(state, found):
+        state = assess([found.report], Directory())
     if state.slot is None or state.slot_of is None:
         raise ResidentMemoryError("no worker of this run had finished a step: there is nothing to be saved")
     if state.missing:

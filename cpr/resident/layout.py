@@ -22,7 +22,7 @@ from cpr.resident.folders import open_private, other_version, reading
 
 LAYOUT_FILE: Final = "layout.json"
 FORMAT_NAME: Final = "cpr-resident"
-FORMAT: Final = f"{FORMAT_NAME} 5"
+FORMAT: Final = f"{FORMAT_NAME} 6"
 REGION_SUFFIX: Final = ".memory"
 
 

@@ -219,7 +219,7 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
     Otherwise memory is used as it is, and how far a mirror is behind is counted as PLS.
     """
     found = [_Found(report, at, each) for report in reports for at, each in enumerate(report.segments)]
-    stale = {each.place: why for each in found if (why := directory.why_stale(each.segment.epoch, each.step))}
+    stale = {each.place: why for each in found if (why := each.why_stale(directory))}
     fresh = [each for each in found if each.place not in stale]
     # negative, so that of equal slots the one of the lowest rank is the greatest
     slots = [
@@ -312,6 +312,10 @@ class _Found:
     def age(self) -> tuple[int, int]:
         """Sort key, oldest first."""
         return self.segment.generation, self.step
+
+    def why_stale(self, directory: Directory) -> str | None:
+        """Why this segment must not be used any more; None if it descends from the newest save."""
+        return directory.why_stale(self.segment.epoch, self.step, is_mirror=self.segment.is_mirror)
 
     def why_not(self, newest: Slot) -> str | None:
         """Why this segment does not belong to the newest replicated state; None if it does."""

@@ -19,6 +19,7 @@ from cpr.mirror.undo import go_back, reachable_steps
 from cpr.recovery.decide.assessment import Assessment, SegmentReport, ShardReport, Slot, WorkerReport
 from cpr.recovery.run.progress import losses_in
 from cpr.recovery.worker.memory import Claimed, WorkerMemory, counters_in
+from cpr.resident.segment import Segment
 from cpr.shards.shard import TableShard, bytes_per_row
 
 PROGRESS_STATE = "recovery"
@@ -48,6 +49,8 @@ class Inventory:
     """Of shards that hold only some rows, by their number among the columns: which row is where."""
     trees: list[Any] = field(default_factory=list)
     """Replicated state of each segment; None where there is none."""
+    copies: list[DeadCopy | None] = field(default_factory=list)
+    """Each segment as a mirror; None: it is none, or a damaged one."""
 
 
 def take_inventory(memory: WorkerMemory, shards: Sequence[TableShard], rank: int, adopted: bool) -> Inventory:
@@ -128,6 +131,7 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
     except DamagedMemoryError as error:
         problems.append(str(error))
     found.trees.append(tree)
+    found.copies.append(copy)
     return SegmentReport(
         old_rank=layout.rank,
         old_world_size=layout.world_size,
@@ -152,6 +156,24 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
     )
 
 
+def has_damaged_mirrors(found: Assessment, own: Inventory) -> bool:
+    """Look at all rows of the mirrors that would be used; damaged ones are reported as such from now on.
+
+    Returns:
+        Whether this worker holds a damaged one, so that reports must be assessed again.
+    """
+    segments = list(own.report.segments)
+    for at, copy in enumerate(own.copies):
+        if copy is not None and (own.report.rank, at) in found.brought_to:
+            try:
+                copy.check()
+            except DamagedMemoryError as error:
+                segments[at] = replace(segments[at], problem=str(error))
+    is_changed = tuple(segments) != own.report.segments
+    own.report = replace(own.report, segments=tuple(segments))
+    return is_changed
+
+
 def bring_to_steps(
     found: Assessment, own: Inventory, claimed: Sequence[Claimed]
 ) -> dict[str, Mapping[str, float]]:
@@ -171,20 +193,24 @@ def bring_to_steps(
         step = found.brought_to.get((own.report.rank, at))
         if step is None:
             continue
-        segment = claimed[at].segment
-        if report.is_mirror:
-            DeadCopy(segment).bring_to(step)
+        segment, copy = claimed[at].segment, own.copies[at]
+        if copy is not None:
+            copy.bring_to(step)
         else:
             go_back(segment, step)
             segments[at] = replace(report, slot=found.slot)
         if step != report.step_finished:
-            read = segment.replica.read()
-            assert read is not None
-            own.trees[at] = read[1]
+            own.trees[at] = _tree(segment) if copy is None else copy.state()
         if found.common_step is not None:
             counters |= counters_in(own.trees[at])
     own.report = replace(own.report, segments=tuple(segments))
     return counters
+
+
+def _tree(segment: Segment) -> Any:
+    read = segment.replica.read()
+    assert read is not None
+    return read[1]
 
 
 def _slot(step: int, progress: Mapping[str, Any]) -> Slot:

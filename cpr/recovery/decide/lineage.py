@@ -33,11 +33,15 @@ class SavedState:
     epoch: int
     step: int
     """Training steps done."""
+    base_step: int
+    """Training steps done at the full save that it builds on: some of its rows may be as old as that."""
 
     @classmethod
     def of(cls, state: State) -> "SavedState":
         """Describe a state by its newest save."""
-        return cls(sequence=state.sequence, epoch=state.newest.epoch, step=state.step)
+        return cls(
+            sequence=state.sequence, epoch=state.newest.epoch, step=state.step, base_step=state.saves[0].step
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +62,18 @@ class Directory:
         """Epoch of the previous owner; 0 if there was none."""
         return 0 if self.owner is None else self.owner.epoch
 
-    def why_stale(self, epoch: int, step: int) -> str | None:
+    def why_stale(self, epoch: int, step: int, *, is_mirror: bool = False) -> str | None:
         """Why memory must not be used any more; None if it descends from the newest save.
 
         Args:
             epoch: of the memory.
             step: training steps that are in the memory.
+            is_mirror: whether only rows are taken from it, which may be newer than many of a row save.
         """
         saved, owner = self.newest, self.owner
-        if saved is not None and (saved.epoch > epoch or saved.step > step):
+        if saved is not None and (
+            saved.epoch > epoch or (saved.base_step if is_mirror else saved.step) > step
+        ):
             return (
                 f"of step {step} (epoch {epoch}), but save {saved.sequence} of step {saved.step} (epoch "
                 f"{saved.epoch}) was made after it"

@@ -27,6 +27,7 @@ from cpr.recovery.decide.inventory import (
     PROGRESS_STATE,
     Inventory,
     bring_to_steps,
+    has_damaged_mirrors,
     refuse_unreadable,
     take_inventory,
 )
@@ -135,10 +136,7 @@ class Restorer:
             own = take_inventory(
                 self._memory, self._checkpointer.shards, self._group.rank, self._start.adopted
             )
-            reports = self._group.gather(own.report)
-            refuse_unreadable(reports)
-            self._refuse_stopped(reports)
-            found = assess(reports, self._directory)
+            reports, found = self._assess(own)
             plan: Sequence[ShardSources] = plan_sources(found.needed, found.held)
             plan = with_chosen(self._group, plan, found.chosen, own.chosen)
             decision = self._decide(found, plan)
@@ -167,6 +165,16 @@ class Restorer:
             [each.left_ns for each in segments if each.left_ns > 0],
             [each.heartbeat_ns for each in segments if each.left_ns < 0],
         )
+
+    def _assess(self, own: Inventory) -> tuple[list[WorkerReport], Assessment]:
+        """Assess what is left; a mirror that would be used, and turns out to be damaged, does not count."""
+        while True:
+            reports = self._group.gather(own.report)
+            refuse_unreadable(reports)
+            self._refuse_stopped(reports)
+            found = assess(reports, self._directory)
+            if not found.mirrored or not any(self._group.gather(has_damaged_mirrors(found, own))):
+                return reports, found
 
     @property
     def _segment(self) -> Segment:

@@ -157,19 +157,25 @@ def test_the_report_says_how_many_rows_were_rounded(new_worker, layout, monkeypa
     assert (story.kind, story.mirror_rounded) == ("mirror", rounded)
 
 
-def test_a_mirror_with_a_damaged_moment_is_not_used(new_worker, layout):
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [(f"{LOG_FILE}*", "differs from its digest"), ("rows-*", "rows of shard 0 differ from their checksum")],
+)
+def test_a_damaged_mirror_is_not_used(new_worker, layout, files, says):
     worker = new_worker(restarted=False, layout=layout, mirror=HOST).restore().train(10).wait_for_save()
     worker.train(2)
     arrive(worker)
     folder = worker.recovery._mirror._keeper._copy.segment.folder
     worker.die()
-    for log in folder.glob(f"{LOG_FILE}*"):
-        with log.open("r+b") as file:
+    damaged = list(folder.glob(files))
+    assert damaged
+    for path in damaged:
+        with path.open("r+b") as file:
             file.seek(HEADER_BYTES + 8)
             file.write(b"damaged")
     again = new_worker(layout=layout, mirror=HOST, policy=RecoveryPolicy(max_lost_share=1.0)).restore()
     assert (again.story.kind, again.story.save_step, again.story.mirror_step) == ("partial", 10, None)
-    assert any("differs from its digest" in refused for refused in again.story.refused)
+    assert any(says in refused for refused in again.story.refused)
     again.die()
 
 

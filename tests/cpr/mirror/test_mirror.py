@@ -99,8 +99,7 @@ class Pair:
             assert live.keys() == held.keys()
             for name, column in held.items():
                 assert torch.equal(column, live[name]), (step, name)
-        replica_step, state = segment.replica.read()
-        assert (replica_step, state["own"]) == (step, {"batch": step})
+        assert DeadCopy(segment).state()["own"] == {"batch": step}
         assert (segment.status.epoch, segment.layout.is_mirror, segment.layout.rank) == (5, True, 3)
         return step
 
@@ -130,6 +129,7 @@ class Pair:
         assert copy.newest_state()["own"] == {"batch": steps[0]}
         for step in reversed(steps):
             copy.bring_to(step)
+            copy.check()
             assert self.check(segment) == step
         return steps
 
@@ -142,8 +142,9 @@ class Pair:
     def check_rounded(self):
         """Check that no more rows of the copy differ than are said to be rounded, and these in weights."""
         segment = self.left()
-        DeadCopy(segment).bring_to(self.copy.step)
-        _, state = segment.replica.read()
+        copy = DeadCopy(segment)
+        copy.bring_to(self.copy.step)
+        state = copy.state()
         num_different = 0
         for live, held in self.rows(segment):
             for name in live.keys() - {"weights"}:
@@ -221,7 +222,7 @@ def test_a_keeper_that_dies_while_it_writes_leaves_the_whole_moment(pair, monkey
     made.train(10)
     before, segment = made.check(), made.copy.segment
     began, died = threading.Event(), threading.Event()
-    monkeypatch.setattr("cpr.mirror.copy._write", lambda *arguments: began.set() or died.wait())
+    monkeypatch.setattr("cpr.mirror.copy._write_state", lambda *arguments: began.set() or died.wait())
     (_, oldest), _ = made.copy._whole
     made.train(1, wait=False)
     assert began.wait(WAIT_S)
@@ -232,10 +233,40 @@ def test_a_keeper_that_dies_while_it_writes_leaves_the_whole_moment(pair, monkey
             column[piece.rows] = 7  # half written
     monkeypatch.undo()
     try:
-        assert DeadCopy(segment).steps == (before + 3, before + 2, before + 1)
+        left = DeadCopy(segment)
+        left.check()
+        assert left.steps == (before + 2, before + 1)
         assert made.check() == before + 1
     finally:
         died.set()
+
+
+def test_no_room_for_a_moment_is_told_to_its_owner_and_no_rows_are_missing(pair, monkeypatch, caplog):
+    def full(*arguments):
+        raise NotEnoughMemoryError("enlarge it")
+
+    monkeypatch.setattr("cpr.mirror.mirror.FIRST_PAUSE_S", 0.01)
+    made = pair()
+    made.train(10)
+    for place in ("_write_state", "MomentLog.reserve"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"cpr.mirror.copy.{place}", full)
+            step = made.steps
+            made.train(1, wait=False)
+            wait_for(lambda step=step: f"stays at step {step}: 127.0.0.1: enlarge it" in caplog.text)
+        made.train(5)
+        assert made.check_moments() == (made.steps, made.steps - 1, made.steps - 2)
+
+
+@pytest.mark.parametrize("column", ["weights", "age"])
+@pytest.mark.parametrize("value", [0, 3])
+def test_overwritten_rows_are_found(pair, column, value):
+    made = pair()
+    made.train(10)
+    segment = made.left()
+    next(each.columns[column] for each in segment.held_shards() if column in each.columns)[:2] = value
+    with pytest.raises(DamagedMemoryError, match=r"rows of shard \d differ from their checksum"):
+        DeadCopy(segment).check()
 
 
 def test_a_moment_that_has_not_arrived_whole_leaves_the_ones_before(pair):
@@ -363,7 +394,7 @@ def test_a_mirror_of_chosen_rows_has_them_exactly(pair, monkeypatch, scheme, wir
         columns["weights"].shape[0] * mine.bytes_per_row
         for (_, columns), mine in zip(made.rows(made.copy.segment), made.shards, strict=True)
     )
-    _, state = made.copy.segment.replica.read()
+    state = DeadCopy(made.copy.segment).state()
     total = sum(each.num_rows * each.bytes_per_row for each in made.shards)
     assert state["mirror"]["share"] == made.mirror.figures.share == pytest.approx(held / total)
     assert f"it holds {held / total:.1%} of the tables" in str(made.mirror.figures)

@@ -182,7 +182,7 @@ def test_a_slow_network_is_not_taken_for_a_lost_one(monkeypatch):
             while left:
                 pause.wait(2 * PATIENCE_S / 32)
                 left -= len(receiver.recv(min(left, 1 << 13)))
-            link.confirm(receiver)
+            link.send_text(receiver, "")
 
         thread = threading.Thread(target=receive_slowly)
         thread.start()

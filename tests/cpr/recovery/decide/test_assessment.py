@@ -178,7 +178,7 @@ def test_memory_and_mirrors_are_brought_to_the_newest_step_that_all_have():
     assert {held.step for held in found.held} == {6}
     assert (found.interrupted, found.missing, found.mirrored[2].step) == (False, [], 6)
 
-    saved = Directory(newest=SavedState(sequence=0, step=7, epoch=1), session_id="s")
+    saved = Directory(newest=SavedState(sequence=0, step=7, base_step=7, epoch=1), session_id="s")
     assert assess(reports, saved).common_step is None, "what is saved is of the future"
     others = {
         "no mirror": [worker(0, survivors[0]), worker(1, survivors[1]), worker(2)],
@@ -213,7 +213,7 @@ def test_mirrors_that_others_have_trained_without_or_that_are_damaged_do_not_cou
 
 
 def test_a_mirror_older_than_the_newest_save_is_not_used():
-    directory = Directory(newest=SavedState(sequence=3, epoch=1, step=6))
+    directory = Directory(newest=SavedState(sequence=3, epoch=1, step=6, base_step=6))
     found = assess([worker(0, segment(0), mirror(1, step=5)), worker(1)], directory)
     assert not found.mirrored
     assert "save 3 of step 6 (epoch 1) was made after it" in found.refused[0]

@@ -24,25 +24,37 @@ OWNER = Owner(
 )
 
 
+def saved(step, epoch=2, base_step=None):
+    base_step = step if base_step is None else base_step
+    return SavedState(sequence=3, epoch=epoch, step=step, base_step=base_step)
+
+
 @pytest.mark.parametrize(
-    ("saved", "owner", "why"),
+    ("newest", "owner", "why"),
     [
         (None, None, None),
-        (SavedState(sequence=3, epoch=2, step=100), None, None),
-        (SavedState(sequence=3, epoch=2, step=121), None, "of step 120 (epoch 2), but save 3 of step 121"),
-        (SavedState(sequence=9, epoch=3, step=90), None, "but save 9 of step 90 (epoch 3) was made after it"),
+        (saved(100), None, None),
+        (saved(121), None, "of step 120 (epoch 2), but save 3 of step 121"),
+        (saved(90, epoch=3), None, "but save 3 of step 90 (epoch 3) was made after it"),
         (None, replace(OWNER, epoch=2), None),
         (None, replace(OWNER, session="mine"), None),  # a generation that died before it trained
         (None, OWNER, "run 'other' (process 7 on far) has owned the directory since then (epoch 4)"),
     ],
 )
-def test_memory_of_step_120_and_epoch_2(saved, owner, why):
-    found = Directory(newest=saved, owner=owner, session_id="mine").why_stale(epoch=2, step=120)
+def test_memory_of_step_120_and_epoch_2(newest, owner, why):
+    found = Directory(newest=newest, owner=owner, session_id="mine").why_stale(epoch=2, step=120)
     assert found is None if why is None else why in found
 
 
+@pytest.mark.parametrize(("base_step", "is_stale"), [(120, False), (121, True)])
+def test_a_mirror_may_be_older_than_a_row_save_but_not_than_a_full_one(base_step, is_stale):
+    directory = Directory(newest=saved(125, base_step=base_step))
+    assert (directory.why_stale(epoch=2, step=120, is_mirror=True) is not None) == is_stale
+    assert directory.why_stale(epoch=2, step=120) is not None
+
+
 def test_a_worker_that_returns_stops_no_worker_with_fresh_memory():
-    directory = Directory(newest=SavedState(sequence=3, epoch=2, step=7))
+    directory = Directory(newest=saved(7))
     fresh, stale = segment(0, epoch=2), segment(1, epoch=1, step=9, slot=9)
     found = assess([worker(0, fresh), worker(1, stale)], directory)
     assert (found.slot.step, found.epoch, found.stale) == (7, 2, None)
@@ -51,7 +63,7 @@ def test_a_worker_that_returns_stops_no_worker_with_fresh_memory():
 
 
 def test_where_all_memory_is_stale_all_workers_go_back_and_both_steps_are_told():
-    directory = Directory(newest=SavedState(sequence=3, epoch=2, step=500))
+    directory = Directory(newest=saved(500))
     found = assess([worker(0, segment(0)), worker(1, segment(1))], directory)
     assert (found.slot, found.old_world_size, found.held) == (None, 0, ())
     assert "of step 7 (epoch 1), but save 3 of step 500 (epoch 2)" in found.stale
