@@ -94,7 +94,9 @@ class Keeper:
                 sock.settimeout(None)  # an owner may compute for long
                 while copy is not None:
                     copy = self._take(sock, copy)
-        except (OSError, ValueError, TypeError, LookupError, NotEnoughMemoryError) as error:
+        except NotEnoughMemoryError:
+            pass  # the owner was told, and tries again
+        except (OSError, ValueError, TypeError, LookupError) as error:
             if not self._is_closed and not isinstance(error, (LinkLostError, ConnectionError)):
                 logger.warning("the connection of a mirror's owner has ended: %s", error)
         finally:

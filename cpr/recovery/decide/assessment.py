@@ -76,8 +76,8 @@ class SegmentReport:
     """When the worker left by itself; -1: it was killed."""
     heartbeat_ns: int
     reason: str
-    diverged: bool = False
-    """Whether the worker left because values were not finite."""
+    has_stopped: bool = False
+    """Whether the worker, or one before, left for good, as when values were not finite."""
     shards: tuple[ShardReport, ...] = ()
     """Shards that are whole and readable."""
     whole_bytes: int = 0

@@ -144,7 +144,7 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
         left_ns=claimed.left_ns,
         heartbeat_ns=claimed.heartbeat_ns,
         reason=claimed.reason,
-        diverged=claimed.diverged,
+        has_stopped=claimed.has_stopped,
         shards=tuple(shards),
         whole_bytes=layout.outside_bytes
         + sum(column.num_bytes for shard in layout.shards for column in shard.columns.values()),

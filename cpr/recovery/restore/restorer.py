@@ -183,7 +183,7 @@ class Restorer:
 
     def _refuse_stopped(self, reports: Sequence[WorkerReport]) -> None:
         """End this generation too if the one before left for good: training on would only repeat it."""
-        reasons = [each.reason for report in reports for each in report.segments if each.diverged]
+        reasons = [each.reason for report in reports for each in report.segments if each.has_stopped]
         if not reasons:
             return
         cause = reasons[0].partition("\n")[0]

@@ -65,7 +65,7 @@ class Claimed:
     """When the owner left by itself; -1: it was killed."""
     heartbeat_ns: int
     reason: str
-    diverged: bool
+    has_stopped: bool
     """Whether the owner, or one before, left for good, as when values were not finite."""
     launcher: Process
     """The process that would have restarted the owner."""
@@ -90,7 +90,7 @@ class Claimed:
             left_ns=status.left_ns,
             heartbeat_ns=status.heartbeat_ns,
             reason=status.reason,
-            diverged=status.has_stopped,
+            has_stopped=status.has_stopped,
             launcher=Process(status.launcher_pid, status.launcher_start_ticks),
         )
 
