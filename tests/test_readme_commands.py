@@ -30,6 +30,7 @@ OTHERWISE = {
     "cpr rescue": "tests/cpr/recovery/test_rescue.py",
     "dlrm.train --warm-start": "tests/dlrm/training/test_build.py",
     "-m dlrm.train --resume": "tests/system/training/test_resume.py",
+    "cpr doctor": "tests/cpr/doctor/test_network.py",
     "cpr run": "tests/system/recovery/test_launch.py",
     "--recipe tiny --set checkpoint.every_steps=200": "tests/system/recovery/test_recovery.py",
     "CPR_FAULTS=faults.json": "tests/test_readmes.py",

@@ -11,6 +11,7 @@ from typing import Final
 
 from cpr.cli.checkpoints import DESCRIBE, EXPORT, IMPORT, VERIFY
 from cpr.cli.command import FAILED, INTERRUPTED, Command
+from cpr.cli.doctor_command import DOCTOR
 from cpr.cli.plan_command import PLAN
 from cpr.cli.shared_memory import CLEAN, RESCUE
 from cpr.cli.simulate_command import SIMULATE
@@ -23,7 +24,7 @@ RUN: Final = Command(
     add_arguments=agent_launcher.add_arguments,
     run=agent_launcher.run_command,
 )
-COMMANDS: Final = (DESCRIBE, VERIFY, EXPORT, IMPORT, RUN, CLEAN, RESCUE, PLAN, SIMULATE)
+COMMANDS: Final = (DOCTOR, DESCRIBE, VERIFY, EXPORT, IMPORT, RUN, CLEAN, RESCUE, PLAN, SIMULATE)
 """In the order of `cpr --help`. Commands import slow modules only when they run."""
 
 

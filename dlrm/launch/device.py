@@ -3,14 +3,12 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 Value = TypeVar("Value")
-
-VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -32,10 +30,7 @@ class Ranks:
 
 
 def resolve_device(name: str, ranks: Ranks) -> torch.device:
-    """Choose the device of this rank, and make its GPU the current one; `auto` is cuda if available.
-
-    Call it before anything is pinned or allocated: PyTorch does both on the current GPU, at first that of
-    local rank 0. Where a launcher shows each process its own GPU alone, that one is taken.
+    """Choose the device of this rank; `auto` is cuda if available.
 
     Raises:
         ValueError: cuda is configured but missing, or there are more local ranks than GPUs.
@@ -46,16 +41,12 @@ def resolve_device(name: str, ranks: Ranks) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("train.device is cuda, but torch finds no GPU here; set train.device=cpu")
-    num_visible = torch.cuda.device_count()
-    has_own = num_visible == 1 and VISIBLE_DEVICES in os.environ  # as Slurm and wrappers of MPI set it
-    if ranks.local_rank >= num_visible and not has_own:
+    if ranks.local_rank >= torch.cuda.device_count():
         raise ValueError(
-            f"local rank {ranks.local_rank} has no GPU of its own: there are {num_visible}; start at most "
-            f"that many processes with --nproc-per-node, or give each one GPU by {VISIBLE_DEVICES}"
+            f"local rank {ranks.local_rank} has no GPU of its own: there are {torch.cuda.device_count()}; "
+            "start at most that many processes with --nproc-per-node"
         )
-    device = torch.device("cuda", 0 if has_own else ranks.local_rank)
-    torch.cuda.set_device(device)
-    return device
+    return torch.device("cuda", ranks.local_rank)
 
 
 def of_rank_0(function: Callable[[], Value]) -> Value:

@@ -44,6 +44,7 @@ JOB = {
     *("--workers", "--link", "--mirror-every", "--mirror-share", "--mirror-slows", "--mirror-apart"),
 }
 FLAGS = {
+    "doctor": {"--checkpoint", "--json", "--memory", "--node-rank", "--nodes", "--rdzv", "--wait"},
     "describe": {"--json", "directory"},
     "verify": {"directory"},
     "export": {"--out", "--sequence", "--step", "--to", "directory"},

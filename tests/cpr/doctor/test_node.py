@@ -1,0 +1,122 @@
+"""Checks of one node, with fakes for what this machine has not."""
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cpr.checkpoint.storage.local import LocalStorage
+from cpr.doctor import node
+from cpr.doctor.finding import Finding
+from cpr.doctor.node import (
+    check_gpus,
+    check_locked_memory,
+    check_open_files,
+    check_shared_memory,
+    check_storage,
+    check_versions,
+    memory_limit_bytes,
+)
+
+SHM = Path("/dev/shm")
+
+
+@pytest.mark.parametrize(
+    ("needed", "limit", "left_over", "state", "advice"),
+    [
+        (1, None, 0, "ok", ""),
+        (10**15, None, 0, "PROBLEM", "enlarge it to 1,000 TB"),
+        (10**15, None, 1, "PROBLEM", "`cpr clean --yes`"),
+        (2000, 1000, 0, "PROBLEM", "raise the limit to 2 kB"),
+        (1, 1000, 5, "warning", "`cpr clean`"),
+    ],
+)
+def test_shared_memory_has_room(needed, limit, left_over, state, advice):
+    found = check_shared_memory(SHM, needed, limit, left_over)
+    assert found.state == state
+    assert advice in found.text
+
+
+def test_a_disk_is_no_shared_memory():
+    found = check_shared_memory(Path(__file__).parent, 1, None, 0)
+    assert found.state == "PROBLEM"
+    assert "CPR_RESIDENT_ROOT" in found.text
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/job/step\n", {"job/memory.max": "700", "job/step/memory.max": "max"}, 700),
+        ("0::/job\n", {"memory.max": "500", "job/memory.max": "700"}, 500),
+        ("4:memory:/a\n1:cpu:/b\n", {"memory/a/memory.limit_in_bytes": "9", "b/memory.max": "1"}, 9),
+        ("4:memory:/not/here\n", {"memory/memory.limit_in_bytes": str(2**63 - 4096)}, None),
+    ],
+)
+def test_the_least_limit_of_all_control_groups_counts(tmp_path, groups, files, limit):
+    (tmp_path / "groups").write_text(groups)
+    for name, text in files.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    assert memory_limit_bytes(tmp_path / "groups", tmp_path / "root") == limit
+
+
+def test_limits_and_gpus():
+    assert [check_open_files(each).state for each in (1024, 65536, -1)] == ["warning", "ok", "ok"]
+    locked = [check_locked_memory(*each).state for each in ((8192, True), (8192, False), (-1, True))]
+    assert locked == ["PROBLEM", "ok", "ok"]
+    assert check_gpus([], has_driver=True).state == "PROBLEM"
+    assert check_gpus(["H100", "H100"], has_driver=True) == Finding("GPUs", "2 H100")
+    assert check_gpus([], has_driver=False).state == "ok"
+
+
+def test_versions_that_do_not_fit_are_told():
+    assert check_versions([sys.executable, "-c", "print('fit')"]).text.endswith("fit")
+    found = check_versions([sys.executable, "-c", "raise SystemExit('torch 1 with torchrec 2')"])
+    assert found.state == "PROBLEM"
+    assert "torch 1 with torchrec 2. What to do: " in found.text
+    assert "ended with code -9" in check_versions(["sh", "-c", "kill -9 $$"]).text
+
+
+class Stale(LocalStorage):
+    """Lists and reads nothing new."""
+
+    def list(self, folder=""):
+        return iter(())
+
+
+class Partial(LocalStorage):
+    """An interrupted write leaves what it has written."""
+
+    @contextmanager
+    def create(self, path):
+        try:
+            with super().create(path) as sink:
+                yield sink
+        except InterruptedError:
+            (self._root / path).write_bytes(b"half")
+            raise
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (LocalStorage, "seen at once"),
+        (Stale, "is not seen at once. What to do"),
+        (Partial, "an interrupted write has replaced a file"),
+    ],
+)
+def test_storage_keeps_what_ownership_relies_on(tmp_path, monkeypatch, kind, words):
+    monkeypatch.setattr(node, "open_storage", kind)
+    found = check_storage(str(tmp_path))
+    assert words in found.text
+    assert found.state == ("ok" if kind is LocalStorage else "PROBLEM")
+    assert not list(tmp_path.iterdir())
+
+
+def test_storage_that_cannot_be_written_says_why(tmp_path):
+    (tmp_path / "file").touch()
+    found = check_storage(str(tmp_path / "file"))
+    assert found.state == "PROBLEM"
+    assert "What to do: a file stands where a folder is needed" in found.text
