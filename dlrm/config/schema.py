@@ -37,6 +37,8 @@ SHARDING_KINDS: Final = {
 }
 """Sharding kinds available on each device; data_parallel always is. Row-wise on the CPU is
 `RowSplitSharder`."""
+COMPUTE_KERNELS: Final = {"cpu": ("fused",), "cuda": ("fused", "fused_uvm", "fused_uvm_caching")}
+"""Values of `sharding.kernels` on each device."""
 
 LONGEST_WAIT_S: Final = 30 * 86_400.0
 """Upper limit of configurable waits, because clocks and timers overflow."""
@@ -314,6 +316,14 @@ class ShardingConfig:
     `grid_shard`."""
     data_parallel_rows: int = 200
     """With several ranks, tables with at most this many rows are replicated on every rank."""
+    kernels: tuple[str, ...] = ("fused",)
+    """TorchRec's compute kernels that the planner may choose from for tables that are not replicated.
+    `fused`: in the device's own memory. On CUDA also `fused_uvm` (in host memory, read over the bus) and
+    `fused_uvm_caching` (likewise, with a fifth of the rows cached on the GPU), for tables that are larger
+    than all GPUs together. Dynamic and split tables are always `fused`."""
+    reserved_share: float = 0.15
+    """Share of a rank's memory, its GPU's and its part of the host's, in which the planner puts no tables:
+    for everything else."""
     min_column_dim: int = 16
     """Least number of columns of a piece where tables are cut by columns."""
     strategy: SplitStrategy = "auto"
@@ -349,6 +359,14 @@ class ShardingConfig:
         for kind in self.kinds:
             _check(kind in known, f"sharding.kinds holds {kind!r}; known kinds are {', '.join(known)}")
         _check(bool(self.kinds), "sharding.kinds is empty; name at least table_wise")
+        kernels = COMPUTE_KERNELS["cuda"]
+        for each in self.kernels:
+            _check(each in kernels, f"sharding.kernels holds {each!r}; known are {', '.join(kernels)}")
+        _check(bool(self.kernels), "sharding.kernels is empty; name at least fused")
+        _check(
+            0 <= self.reserved_share < 1,
+            f"sharding.reserved_share is {self.reserved_share}; choose a share from 0 to below 1",
+        )
         _check_least(self, "sharding.", data_parallel_rows=0)
         _check(
             self.min_column_dim > 0 and self.min_column_dim % COLUMN_STEP == 0,
@@ -359,13 +377,19 @@ class ShardingConfig:
         """Refuse settings that `device` ("cpu" or "cuda") does not support.
 
         Raises:
-            ValueError: names the sharding kinds or the dtype to change.
+            ValueError: names the sharding kinds, kernels or the dtype to change.
         """
         missing = [kind for kind in self.kinds if kind not in SHARDING_KINDS[device]]
         _check(
             not missing,
             f"there is no {', '.join(missing)} sharding on {device}; "
             f"set sharding.kinds to some of {', '.join(SHARDING_KINDS[device])}",
+        )
+        missing = [kernel for kernel in self.kernels if kernel not in COMPUTE_KERNELS[device]]
+        _check(
+            not missing,
+            f"there is no {', '.join(missing)} on {device}, where sharding.kernels is "
+            f"{', '.join(COMPUTE_KERNELS[device])}",
         )
         _check(
             device == "cpu" or self.wire_dtype == "fp32" or self.strategy != "torchrec",

@@ -26,7 +26,7 @@ from data.loader import DataLoader, LoaderConfig, WithoutLabels
 from data.loader.source import check_labels, columns_of_files
 from dlrm.config.dataset import split_days
 from dlrm.config.recipe import load_resumed
-from dlrm.config.schema import SHARDING_KINDS, Config, DenseConfig, ShardingConfig
+from dlrm.config.schema import COMPUTE_KERNELS, SHARDING_KINDS, Config, DenseConfig, ShardingConfig
 from dlrm.inference.columns import check_columns
 from dlrm.launch.device import Ranks, resolve_device
 from dlrm.models.contract import objective_of
@@ -212,16 +212,19 @@ def device_of(config: Config, ranks: Ranks) -> torch.device:
 
 
 def _without_optimizers(config: Config, device: torch.device, has_choice: bool) -> Config:
-    """The configuration with optimizers that have no state, and kinds of sharding that the device has."""
+    """The configuration with optimizers without state, and sharding kinds and kernels that the device has."""
     sharding = config.sharding
     if sharding.strategy == "auto" and not has_choice:
         sharding = replace(sharding, strategy="torchrec", wire_dtype="fp32")
     kinds = tuple(kind for kind in sharding.kinds if kind in SHARDING_KINDS[device.type])
+    kernels = tuple(kernel for kernel in sharding.kernels if kernel in COMPUTE_KERNELS[device.type])
     return replace(
         config,
         tables=replace(config.tables, optimizer="sgd", admit_after=1),
         dense=DenseConfig(optimizer="sgd"),
-        sharding=replace(sharding, kinds=kinds or ShardingConfig.kinds),
+        sharding=replace(
+            sharding, kinds=kinds or ShardingConfig.kinds, kernels=kernels or ShardingConfig.kernels
+        ),
     )
 
 

@@ -10,17 +10,12 @@ import torch.distributed as dist
 FP32_BYTES: Final = 4
 
 
-RESERVED_SHARE: Final = 0.15
-"""Share of a rank's memory reserved for everything but tables and dense parameters, as in TorchRec's
-planner."""
-
-
-def memory_for_tables(device: torch.device) -> int:
-    """Bytes for tables on the rank that has least; a collective."""
+def memory_for_tables(device: torch.device, reserved_share: float) -> int:
+    """Bytes for tables on the rank that has least, with `sharding.reserved_share` left free; a collective."""
     memory = memory_bytes(device)
     least = torch.tensor(memory.get("hbm_cap", memory["ddr_cap"]), device=device)
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
-    return int(int(least) * (1 - RESERVED_SHARE))
+    return int(int(least) * (1 - reserved_share))
 
 
 def memory_bytes(device: torch.device) -> dict[str, int]:

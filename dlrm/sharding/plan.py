@@ -15,6 +15,7 @@ from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType, PoolingType
@@ -87,14 +88,16 @@ def make_plan(
     config.check_device(device.type)
     check_tables(model, device)
     world_size, memory = dist.get_world_size(), memory_bytes(device)
+    usable = {name: int(size * (1 - config.reserved_share)) for name, size in memory.items()}
     planner = EmbeddingShardingPlanner(
         topology=Topology(
             world_size=world_size,
             local_world_size=local_world_size(),
             compute_device=device.type,
-            **memory,
+            **usable,
         ),
         batch_size=batch_size,
+        storage_reservation=FixedPercentageStorageReservation(0.0),  # of GPUs' memory alone: see `usable`
         constraints=_constraints(model, config, world_size) | dict.fromkeys(whole, WHOLE),
     )
     try:
@@ -106,7 +109,7 @@ def make_plan(
             f"the tables ({size_text(_table_bytes(model))} and their optimizer state) cannot be laid over "
             f"{world_size} rank{'s'[: world_size > 1]} with {held} of "
             f"memory each: {reason.strip()} Use more ranks, a smaller model.embedding_dim, a lower cap when "
-            "preparing the data, or more sharding.kinds"
+            f"preparing the data, or more sharding.kinds{' or sharding.kernels' * (device.type == 'cuda')}"
         ) from error
 
 
@@ -122,8 +125,7 @@ def _constraints(
         constraints[table.name] = ParameterConstraints(
             sharding_types=kinds,
             min_partition=config.min_column_dim,
-            # fused keeps rows in the device's own memory; otherwise the planner may rely on paging
-            compute_kernels=None if replicated else [EmbeddingComputeKernel.FUSED.value],
+            compute_kernels=None if replicated else list(config.kernels),
         )
     return constraints
 

@@ -150,6 +150,8 @@ def test_a_wire_dtype_requires_partial_results():
             "cpu",
             "no table_row_wise sharding on cpu; set",
         ),
+        ({"kernels": ("fused", "fused_uvm_caching")}, "cuda", None),
+        ({"kernels": ("fused_uvm",)}, "cpu", "no fused_uvm on cpu, where sharding.kernels is fused"),
         ({"wire_dtype": "bf16", "strategy": "auto"}, "cuda", None),
         ({"wire_dtype": "bf16", "kinds": ("row_wise",), "strategy": "torchrec"}, "cpu", None),
         (

@@ -177,6 +177,51 @@ def test_every_kind_that_torchrec_has_can_be_planned_for_cuda(two_nodes_of_two, 
     assert [tuple(each.shard_sizes) for each in sharding.sharding_spec.shards] == pieces
 
 
+@pytest.fixture
+def eight_h100(world_of_one, monkeypatch):
+    """A node of eight GPUs with 80 GB and an eighth of 2 TB each, as far as a planner asks."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setattr(plan, "memory_bytes", lambda _: {"ddr_cap": 250 * 10**9, "hbm_cap": 80 * 10**9})
+    monkeypatch.setattr(plan.dist, "get_world_size", lambda group=None: 8)
+
+
+def placed(rows, **options):
+    """Compute kernels of two tables of 128 columns, and the bytes of fp32 weights on each of eight GPUs."""
+    cuda = torch.device("cuda")
+    model = model_of([Feature(name=f"cat_{number}", rows=rows) for number in range(2)], dim=128)
+    config = ShardingConfig(kinds=("row_wise",), **options)
+    sharder = make_sharder(TablesConfig(optimizer="rowwise_adagrad"), cuda, torch.float32)
+    made = make_plan(model, sharder, config, cuda, 8192)
+    tables = [sharding for module in made.plan.values() for sharding in module.values()]
+    pieces = [piece for table in tables for piece in table.sharding_spec.shards]
+    held = dict.fromkeys(range(8), 0)
+    for piece in pieces:
+        held[piece.placement.rank()] += 4 * piece.shard_sizes[0] * piece.shard_sizes[1]
+    return {table.compute_kernel for table in tables}, set(held.values())
+
+
+def test_tables_beyond_eight_gpus_take_host_memory_where_allowed(eight_h100):
+    rows = 10**9  # 1 TB in all
+    with pytest.raises(ValueError, match=r"\(1\.02 TB .* over 8 ranks with 80 GB .*or sharding\.kernels$"):
+        placed(rows)
+    for kernel in ("fused_uvm", "fused_uvm_caching"):
+        kernels, held = placed(rows, kernels=("fused", kernel))
+        assert kernel in kernels
+        assert held == {2 * rows // 8 * 512}
+
+
+def test_tables_that_fit_stay_in_the_memory_of_gpus(eight_h100):
+    every = ("fused", "fused_uvm", "fused_uvm_caching")
+    assert placed(10**8, kernels=every)[0] == {"fused"}
+
+
+def test_the_planner_leaves_the_reserved_share_free(eight_h100):
+    rows = 8 * 60 * 10**9 // (2 * 512)  # 60 GB of 80 GB on each GPU
+    assert placed(rows, reserved_share=0.15)[1] == {60 * 10**9}
+    with pytest.raises(ValueError, match="cannot be laid"):
+        placed(rows, reserved_share=0.25)
+
+
 def test_all_kinds_of_torchrec_are_known():
     assert {*SHARDING_KINDS["cuda"], "data_parallel"} == {kind.value for kind in ShardingType}
 

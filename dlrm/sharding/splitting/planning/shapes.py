@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner.constants import UVM_CACHING_RATIO
 from torchrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
 
 from cpr.humanize import size_text
@@ -25,6 +26,8 @@ from dlrm.sharding.splitting.rows import RowSplitSharder
 
 ONE_RANK: Final = "there is one rank"
 """Reason why nothing is split on one rank."""
+DEVICE_SHARES: Final = {"fused_uvm": 0.0, "fused_uvm_caching": UVM_CACHING_RATIO}
+"""Share of a table in a GPU's memory, by compute kernel; 1 for all others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +154,7 @@ def piece_bytes(rows: int, columns: int, optimizer: str) -> int:
 def table_bytes(
     head: PooledFeatures, plan: Mapping[str, ParameterSharding], num_ranks: int, optimizer: str
 ) -> list[int]:
-    """Bytes of a head's tables on each rank under a plan."""
+    """Bytes of a head's tables on each rank under a plan, in the device's own memory."""
     held = [0] * num_ranks
     for table in head.tables.embedding_bag_configs():
         rows, columns = table.num_embeddings, table.embedding_dim
@@ -159,8 +162,10 @@ def table_bytes(
             gradients = FP32_BYTES * rows * columns  # dense gradients of all rows; sharded tables have none
             held = [each + piece_bytes(rows, columns, optimizer) + gradients for each in held]
             continue
+        share = DEVICE_SHARES.get(str(plan[table.name].compute_kernel), 1.0)
         for piece in plan[table.name].sharding_spec.shards:
-            held[piece.placement.rank()] += piece_bytes(piece.shard_sizes[0], piece.shard_sizes[1], optimizer)
+            held_bytes = piece_bytes(piece.shard_sizes[0], piece.shard_sizes[1], optimizer)
+            held[piece.placement.rank()] += int(share * held_bytes)
     return held
 
 

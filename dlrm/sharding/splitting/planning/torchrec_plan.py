@@ -95,7 +95,8 @@ class ModelLayout:
                 if strategy != "rows":
                     weights = operator_bytes(head, pieces, num_ranks, config.dense.optimizer)
                     split[path] = [sum(each) for each in zip(split[path], weights, strict=True)]
-        return too_large(split, ordinary, memory_for_tables(self.setting.device))
+        available = memory_for_tables(self.setting.device, config.sharding.reserved_share)
+        return too_large(split, ordinary, available)
 
     def planned(self, model: nn.Module, strategies: Mapping[str, Strategy]) -> Planned:
         """Plan the model under strategies that are possible."""

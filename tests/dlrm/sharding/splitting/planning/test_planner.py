@@ -108,7 +108,7 @@ def test_an_impossible_split_falls_back_with_a_warning(sharded, caplog):
 
 
 def test_a_split_beyond_a_ranks_memory_falls_back_with_a_warning(sharded, monkeypatch, caplog):
-    monkeypatch.setattr(torchrec_plan, "memory_for_tables", lambda device: 50_000)
+    monkeypatch.setattr(torchrec_plan, "memory_for_tables", lambda device, reserved_share: 50_000)
     assert set(sharded("des", "deepfm").plan.plan) == {"wide.tables", "sparse.tables"}
     assert re.search("sparse keeps .* because rank 0 would need .* kB of 50 kB for tables", caplog.text)
 
