@@ -10,7 +10,6 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -42,12 +41,10 @@ WHOLE: Final = ParameterConstraints(
 
 def make_sharder(
     tables: TablesConfig,
-    device: torch.device,
-    dtype: torch.dtype,
     wire_dtype: torch.dtype | None = None,
     codecs: ExchangeCodecs | None = None,
 ) -> RowSplitSharder:
-    """Make TorchRec's sharder with the tables' fused optimizer; on CUDA, FBGEMM itself returns `dtype`.
+    """Make TorchRec's sharder with the tables' fused optimizer.
 
     `wire_dtype` is as for `RowSplitSharder`; `codecs` are for exchanged pooled embeddings and their
     gradients.
@@ -58,8 +55,6 @@ def make_sharder(
         "learning_rate": tables.learning_rate,
         **{name: getattr(tables, name) for name in optimizer.options},
     }
-    if device.type == "cuda" and dtype == torch.bfloat16:
-        fused_params["output_dtype"] = SparseType.BF16
     return RowSplitSharder(fused_params, wire_dtype=wire_dtype, codecs=codecs)
 
 

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_configs import DataType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards import table_groups
@@ -28,6 +29,7 @@ from dlrm.sharding.exchange_codecs import ExchangeCodecs
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.plan import make_plan, make_sharder, sequence_sharder, tables_of
 from dlrm.sharding.pooled import PooledFeatures
+from dlrm.sharding.splitting.planning.shapes import heads_of
 from dlrm.sharding.splitting.planning.torchrec_plan import WIRE_DTYPES, Planned
 from dlrm.sharding.splitting.rows import RowSplitSharder
 from dlrm.sharding.splitting.sharded import ShardedHead
@@ -87,7 +89,7 @@ def unsharded(inputs: Inputs, features: Sequence[Feature] = ()) -> Unsharded:
     dynamic = [table.name for table in tables_of(model) if any(map(is_dynamic, table.feature_names))]
     exchanged = config.sharding.exchange_dtype
     codecs = None if exchanged == "fp32" else ExchangeCodecs(dtype=exchanged, batch_size=batch_size)
-    sharder = make_sharder(config.tables, device, dtype, WIRE_DTYPES[config.sharding.wire_dtype], codecs)
+    sharder = make_sharder(config.tables, WIRE_DTYPES[config.sharding.wire_dtype], codecs)
     plan = make_plan(model, sharder, config.sharding, device, batch_size, dynamic)
     return Unsharded(model=model, sharder=sharder, plan=plan, dynamic=dynamic)
 
@@ -106,6 +108,8 @@ def apply_plan(
     config = inputs.config
     bounds = IdBounds(table for table in tables_of(before.model) if table.name not in before.dynamic)
     move_dense(before.model, inputs.device)
+    if inputs.device.type == "cuda":
+        set_output_dtypes(before.model, planned.plan)
     sharded = DistributedModelParallel(
         before.model,
         device=inputs.device,
@@ -120,15 +124,23 @@ def apply_plan(
     make_dynamic(sharded, dict.fromkeys(before.dynamic, config.tables.admit_after), config.train.seed)
     if initialize:
         initialize_tables(sharded, config.train.seed)
-    dtype, on_gpu = arithmetic_dtype(config.train.precision), inputs.device.type == "cuda"
     for module in sharded.modules():
         if isinstance(module, PooledFeatures | ShardedHead):  # heads may differ in dtype
             use_host_lookups([group.emb_module for group in table_groups(module)], module.dtype)
-            _match_dtype_without_tables(module.tables, dtype if on_gpu else module.dtype)
-        elif tables_prefix(module) is not None and on_gpu:
-            _match_dtype_without_tables(module, dtype)
+            _match_dtype_without_tables(module.tables, module.dtype)
     use_host_lookups(_tables_outside_heads(sharded), torch.float32)
     return sharded
+
+
+def set_output_dtypes(model: nn.Module, plan: ShardingPlan) -> None:
+    """Let FBGEMM's CUDA kernels return each head's embeddings in its dtype, as the host lookup does.
+
+    Tables outside of heads return fp32.
+    """
+    for path, head in heads_of(model).items():
+        if head.dtype == torch.bfloat16:
+            for sharding in (plan.plan.get(path) or plan.plan[f"{path}.tables"]).values():
+                sharding.output_dtype = DataType.BF16
 
 
 def _ignore_unasked_weights(model: nn.Module) -> None:
@@ -149,7 +161,7 @@ def _ignore_unasked_weights(model: nn.Module) -> None:
 
 
 def _tables_outside_heads(model: nn.Module) -> list[nn.Module]:
-    """The FBGEMM modules of collections that a model has made for itself; on the CPU they return fp32."""
+    """The FBGEMM modules of collections that a model has made for itself; they return fp32."""
     heads = [module for module in model.modules() if isinstance(module, PooledFeatures | ShardedHead)]
     of_heads = {id(group.emb_module) for head in heads for group in table_groups(head)}
     return [group.emb_module for group in table_groups(model) if id(group.emb_module) not in of_heads]

@@ -150,7 +150,8 @@ def _plan_next_to(field: ParameterSharding, rows: int, width: int) -> ParameterS
     spec = EnumerableShardingSpec(
         [ShardMetadata(shard_offsets=[0, 0], shard_sizes=[rows, width], placement=piece.placement)]
     )
-    return replace(field, compute_kernel=EmbeddingComputeKernel.FUSED.value, sharding_spec=spec)
+    kernel = EmbeddingComputeKernel.FUSED.value
+    return replace(field, compute_kernel=kernel, sharding_spec=spec, output_dtype=None)  # weights are fp32
 
 
 class WholeTables:

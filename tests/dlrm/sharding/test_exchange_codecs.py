@@ -141,8 +141,7 @@ def test_the_width_divides_all_pieces(plan, width):
 
 def test_the_sharder_reports_exchanged_bytes_to_torchrecs_planner():
     """Which estimates times by the bytes of a number."""
-    cpu = torch.device("cpu")
     for dtype, found in ((None, None), ("bf16", torch.bfloat16), ("int8", torch.uint8)):
         codecs = dtype and ExchangeCodecs(dtype=dtype, batch_size=BATCH)
-        registry = make_sharder(TablesConfig(), cpu, torch.float32, None, codecs).qcomm_codecs_registry
+        registry = make_sharder(TablesConfig(), None, codecs).qcomm_codecs_registry
         assert (registry and registry[ALL_TO_ALL].forward.quantized_dtype) == found

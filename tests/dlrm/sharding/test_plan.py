@@ -31,7 +31,7 @@ def model_of(features, dim=32):
 
 
 def plan_of(model, config=ShardingConfig()):  # noqa: B008  # frozen
-    return make_plan(model, make_sharder(TablesConfig(), CPU, torch.float32), config, CPU, 16)
+    return make_plan(model, make_sharder(TablesConfig()), config, CPU, 16)
 
 
 def kinds_of(features, config, world_size, dim=32):
@@ -170,7 +170,7 @@ def two_nodes_of_two(world_of_one, monkeypatch):
 def test_every_kind_that_torchrec_has_can_be_planned_for_cuda(two_nodes_of_two, kind, pieces):
     assert kind in SHARDING_KINDS["cuda"]
     model, cuda = model_of([Feature(name="cat_0", rows=10**6)]), torch.device("cuda")
-    sharder = make_sharder(TablesConfig(), cuda, torch.float32)
+    sharder = make_sharder(TablesConfig())
     planned = make_plan(model, sharder, ShardingConfig(kinds=(kind,)), cuda, 16)
     (sharding,) = (sharding for module in planned.plan.values() for sharding in module.values())
     assert sharding.sharding_type == kind
@@ -190,7 +190,7 @@ def placed(rows, **options):
     cuda = torch.device("cuda")
     model = model_of([Feature(name=f"cat_{number}", rows=rows) for number in range(2)], dim=128)
     config = ShardingConfig(kinds=("row_wise",), **options)
-    sharder = make_sharder(TablesConfig(optimizer="rowwise_adagrad"), cuda, torch.float32)
+    sharder = make_sharder(TablesConfig(optimizer="rowwise_adagrad"))
     made = make_plan(model, sharder, config, cuda, 8192)
     tables = [sharding for module in made.plan.values() for sharding in module.values()]
     pieces = [piece for table in tables for piece in table.sharding_spec.shards]

@@ -9,6 +9,8 @@ import polars  # noqa: F401  # sets an environment variable when it is first imp
 import pytest
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import SparseType
+from torchrec.distributed.utils import add_params_from_parameter_sharding, convert_to_fbgemm_types
 
 from cpr import Changes
 from cpr.errors import LockedError, MismatchError, NothingSavedError
@@ -19,7 +21,7 @@ from data.synthetic import SyntheticConfig
 from dlrm.comm.controllers.selsync import SelSync
 from dlrm.comm.feedback import Residual
 from dlrm.config.recipe import load_config
-from dlrm.config.schema import ModelConfig
+from dlrm.config.schema import ModelConfig, ShardingConfig, TablesConfig
 from dlrm.dense_sync import AllReduceSync
 from dlrm.dense_sync.p3 import P3Sync
 from dlrm.dense_sync.selective import SelectiveSync
@@ -27,10 +29,12 @@ from dlrm.launch.device import Ranks
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.models.build import build_model
 from dlrm.sharding.host_lookup import HostLookup, ReplicatedLookup
+from dlrm.sharding.plan import make_plan, make_sharder
+from dlrm.sharding.splitting.operator_tables import _plan_next_to
 from dlrm.training import build as module
 from dlrm.training.build import build, start_process_group
 from dlrm.training.data import prepare
-from dlrm.training.model import move_dense
+from dlrm.training.model import move_dense, set_output_dtypes
 from dlrm.training.run import _train
 from dlrm.training.trainer import DivergedError
 from tests.datasets import generate_few
@@ -63,6 +67,24 @@ def test_deepfm_rounds_embeddings_but_not_the_linear_part(shard_model):
         assert {type(lookup) for lookup in lookups} == {HostLookup, ReplicatedLookup}
         bags = [lookup.bags if isinstance(lookup, HostLookup) else lookup._bags for lookup in lookups]
         assert {bag.output_dtype for bag in bags} == {dtype}
+
+
+def test_on_a_gpu_embeddings_are_rounded_but_not_the_linear_part(world_of_one, features):
+    """FBGEMM gets the dtypes from the plan, whether heads or their tables are planned."""
+    config = ModelConfig(kind="deepfm", embedding_dim=8, top_mlp=(8, 1))
+    model = build_model(config, features, DENSE_NAMES, torch.bfloat16)
+    plan = make_plan(model, make_sharder(TablesConfig()), ShardingConfig(), CPU, 16)
+    plan.plan["sparse"] = plan.plan.pop("sparse.tables")
+    set_output_dtypes(model, plan)
+
+    def dtypes(path):
+        found = [add_params_from_parameter_sharding({}, each) for each in plan.plan[path].values()]
+        return {convert_to_fbgemm_types(each).get("output_dtype", SparseType.FP32) for each in found}
+
+    assert dtypes("sparse") == {SparseType.BF16}
+    assert dtypes("wide.tables") == {SparseType.FP32}
+    plan.plan["weights"] = {name: _plan_next_to(each, 8, 4) for name, each in plan.plan["sparse"].items()}
+    assert dtypes("weights") == {SparseType.FP32}
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def test_heads_of_dynamic_tables_are_split_by_tables_or_not_at_all(
     config = config_of(*dynamic, strategy=strategy, kind=kind)
     features = [Feature(name=feature.name, rows=300) for feature in FEATURES]
     model = build_model(config.model, features, DENSE_NAMES, torch.float32)
-    sharder = make_sharder(config.tables, CPU, torch.float32)
+    sharder = make_sharder(config.tables)
     plan = make_plan(model, sharder, ShardingConfig(), CPU, 16)
     setting = PlanSetting(num_ranks=2, ids={}, dense=config.dense, device=CPU)
     shape = next(each for each in shapes_of(model, plan, sharder, setting) if each.path == "sparse")

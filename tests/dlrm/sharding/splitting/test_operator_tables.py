@@ -159,7 +159,7 @@ def model(world_of_one):
     """DeepFM, whose head is split although there is one rank."""
     inputs = ModelInputs(features=FEATURES, dense=("a", "b", "c"), dtype=torch.float32, embedding_dim=4)
     model = DeepFM({"top_mlp": (6, 1)}, inputs)
-    tables = make_sharder(TablesConfig(learning_rate=0.5), CPU, torch.float32)
+    tables = make_sharder(TablesConfig(learning_rate=0.5))
     operators = make_operator_sharder(DenseConfig(optimizer="sgd", learning_rate=0.25), CPU)
     return DistributedModelParallel(
         model,

@@ -29,7 +29,7 @@ def heads(features):
 
 
 def pieces_of(head, split_by, num_ranks):
-    sharder = make_sharder(TablesConfig(), torch.device("cpu"), torch.float32)
+    sharder = make_sharder(TablesConfig())
     return split_plan(head, split_by, [1.0] * len(head.names), sharder, (num_ranks, num_ranks), "cpu")
 
 

@@ -32,7 +32,7 @@ def shapes(world_of_one):
     def work(kind, num_ranks, dim=16, dense="adagrad", ids=None, device=CPU, dtype=torch.float32):
         config = ModelConfig(kind=kind, embedding_dim=dim, bottom_mlp=(8, dim), top_mlp=(8, 1), cross_rank=8)
         model = build_model(config, FEATURES, DENSE_NAMES, dtype)
-        sharder = make_sharder(TablesConfig(), CPU, dtype)
+        sharder = make_sharder(TablesConfig())
         plan = make_plan(model, sharder, ShardingConfig(), CPU, 16)
         setting = PlanSetting(
             num_ranks=num_ranks, ids=ids or {}, dense=DenseConfig(optimizer=dense), device=device
