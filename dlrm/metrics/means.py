@@ -43,9 +43,9 @@ class SampleMeans:
                     f"metric {name} has values of shape {[*each.shape]} for {num_samples} samples; give one "
                     "for each"
                 )
-            kept = each.detach().double()
-            kept = kept[~kept.isnan()]
-            added = torch.stack([kept.sum(), kept.new_tensor(len(kept))])
+            found = each.detach().double()
+            # neither the number of values nor a mask is read on the host, which would wait for a GPU
+            added = torch.stack([found.nansum(), found.isnan().logical_not().sum().double()])
             self._sums[name] = self._sums[name] + added if name in self._sums else added
 
     def compute(self) -> tuple[dict[str, SampleMean], int]:

@@ -16,6 +16,8 @@ from dlrm.sharding.splitting.exchange import SplitExchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
 from dlrm.sharding.splitting.operator_tables import OperatorTables, Placement
 
+torch.fx.wrap("sums_of")  # names are wrapped for each module
+
 
 class DeepFMHead(Head):
     """Factorization machine and deep network on the same embeddings.

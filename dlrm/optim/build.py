@@ -225,9 +225,10 @@ def _dense_optimizer(parameters: Sequence[nn.Parameter], dense: DenseConfig, nor
         return LARS(parameters, lr=rate, weight_decay=decay, trust_coefficient=trust, norms=norms)
     if dense.optimizer == "lamb":
         return LAMB(parameters, lr=rate, weight_decay=decay, norms=norms)
-    # not every supported torch has a fused Adagrad for CUDA
-    fused = dense.optimizer != "adagrad" or parameters[0].device.type == "cpu"
-    made: Optimizer = TABLE_OPTIMIZERS[dense.optimizer].make(parameters, lr=rate, fused=fused)
+    # not every supported torch has a fused Adagrad for CUDA; there it loops over parameters unless told
+    is_fused = dense.optimizer != "adagrad" or parameters[0].device.type == "cpu"
+    way = {"fused": True} if is_fused else {"foreach": True}
+    made: Optimizer = TABLE_OPTIMIZERS[dense.optimizer].make(parameters, lr=rate, **way)
     return made
 
 

@@ -4,6 +4,7 @@ Both take parameters in fp32, update those that have a gradient, and leave out t
 of other one-dimensional tensors (Jia et al., arXiv 1807.11205). Every tensor, biases too, has its own rate.
 """
 
+import functools
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -79,7 +80,7 @@ class LARS(_LayerwiseOptimizer):
         gradients = [each.grad for each in parameters if each.grad is not None]
         decays = [_decay_of(parameter, group["weight_decay"]) for parameter in parameters]
         weights_norm, gradients_norm = self._paired_norms(parameters, gradients)
-        decayed = gradients_norm + weights_norm * weights_norm.new_tensor(decays)
+        decayed = gradients_norm + weights_norm * _on_device(tuple(decays), weights_norm.device)
         # without a gradient decay would set the rate, cancel from it, and shrink the layer whatever its size
         unknown = (weights_norm == 0) | (gradients_norm == 0)
         rates = group["lr"] * group["trust_coefficient"] * _trust(weights_norm, decayed, unknown)
@@ -150,6 +151,11 @@ class LAMB(_LayerwiseOptimizer):
         root = (square / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
         change: Tensor = mean.div(root).div_(1 - beta1 ** state["step"])
         return change.add_(parameter, alpha=_decay_of(parameter, group["weight_decay"]))
+
+
+@functools.cache  # a copy to a GPU in each step would wait for it
+def _on_device(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float32, device=device)
 
 
 def _decay_of(parameter: nn.Parameter, weight_decay: float) -> float:

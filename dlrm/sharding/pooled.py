@@ -1,5 +1,6 @@
 """Sum-pooled embedding tables, one per feature, and their names."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
@@ -95,9 +96,19 @@ class PooledFeatures(nn.Module):
 
     def in_order(self, sparse: KeyedJaggedTensor) -> Tensor:
         """Pooled embeddings `[B, F, dim]` in canonical order, whatever order sharding returns."""
-        values, names = self.pooled(sparse)
-        pooled: Tensor = values.view(values.shape[0], len(names), values.shape[1] // len(names))
-        if names == self.names:
-            return pooled
-        places = torch.tensor([names.index(name) for name in self.names], device=pooled.device)
-        return pooled.index_select(1, places)
+        return ordered(*self.pooled(sparse), self.names)
+
+
+@torch.fx.wrap  # type: ignore[untyped-decorator]  # so that TorchRec's pipelines can trace a model
+def ordered(values: Tensor, names: list[str], wanted: list[str]) -> Tensor:
+    """Pooled embeddings `[B, F * dim]` of features `names` as `[B, F, dim]` in the order `wanted`."""
+    pooled: Tensor = values.view(values.shape[0], len(names), values.shape[1] // len(names))
+    if names == wanted:
+        return pooled
+    return pooled.index_select(1, _places(tuple(names), tuple(wanted), pooled.device))
+
+
+@functools.cache  # a copy to a GPU in each step would wait for it
+def _places(names: tuple[str, ...], wanted: tuple[str, ...], device: torch.device) -> Tensor:
+    """Index in `names` of each wanted name, int64 `[F]`."""
+    return torch.tensor([names.index(name) for name in wanted], device=device)

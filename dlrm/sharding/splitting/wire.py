@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.sharding.splitting.exchange import GATHER
+from dlrm.sharding.splitting.exchange import GATHER, SCATTER
 
 
 class Wire:
@@ -90,11 +90,17 @@ def _all_reduce(arguments: dict[str, Any], _: int, num_ranks: int) -> tuple[Tens
     return tensor, 2 * tensor.nbytes * (num_ranks - 1) / num_ranks
 
 
+def _reduce_scatter(arguments: dict[str, Any], _: int, num_ranks: int) -> tuple[Tensor, float]:
+    tensor = arguments["input"]
+    return tensor, tensor.nbytes * (num_ranks - 1) / num_ranks
+
+
 MESSAGES: Final = "batch_isend_irecv"
 COUNTS: Final[dict[str, Callable[[dict[str, Any], int, int], tuple[Tensor, float]]]] = {
     "all_to_all_single": _all_to_all,
     "all_gather": _all_gather,
     "all_gather_into_tensor": _all_gather,
     GATHER: _all_gather,
+    SCATTER: _reduce_scatter,
     "all_reduce": _all_reduce,
 }

@@ -4,12 +4,16 @@ from itertools import product
 
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpr.shards import table_groups
 from dlrm.config.schema import DENSE_OPTIMIZERS, DenseConfig, ScheduleConfig, TablesConfig
 from dlrm.config.table_optimizers import ROW_OPTIMIZERS
-from dlrm.optim.build import Optimizers, ReplicatedTables, schedule_factor
+from dlrm.optim.build import Optimizers, ReplicatedTables, _dense_optimizer, schedule_factor
+from dlrm.optim.norms import local_norms
 from dlrm.sharding.parameters import dense_parameters
 
 KINDS = {"cat_0": "data_parallel", "cat_1": "data_parallel", "cat_2": "column_wise", "cat_3": "table_wise"}
@@ -48,6 +52,33 @@ def test_all_optimizers_follow_one_schedule(shard_model):
         assert fused_rates(model) == pytest.approx([0.8 * factor] * len(fused_rates(model)))
         groups = optimizers.dense.param_groups + optimizers._replicated.optimizer.param_groups
         assert [group["lr"] for group in groups] == pytest.approx([0.4 * factor, 0.8 * factor])
+
+
+class Operators(TorchDispatchMode):
+    """Records the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.names.append(operator.name())
+        return operator(*args, **(kwargs or {}))
+
+
+def test_on_a_gpu_dense_optimizers_update_all_parameters_together():
+    with FakeTensorMode():
+        parameters = [nn.Parameter(torch.zeros(3, 2, device="cuda")) for _ in range(4)]
+        for each in parameters:
+            each.grad = torch.zeros_like(each)
+        adagrad = _dense_optimizer(parameters, DenseConfig(optimizer="adagrad"), local_norms)
+        with Operators() as ran:
+            adagrad.step()
+    assert "aten::_foreach_addcdiv_.Scalar" in ran.names
+    assert "aten::addcdiv_" not in ran.names
+    for name in ("sgd", "adam"):
+        (group,) = _dense_optimizer(parameters, DenseConfig(optimizer=name), local_norms).param_groups
+        assert group["fused"], name
 
 
 def test_replicated_tables_are_one_tall_table_and_no_dense_parameters(shard_model):
