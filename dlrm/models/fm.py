@@ -91,7 +91,7 @@ class FMHead(Head):
         return SplitTraffic(crossings=(Crossing(way="sum_to_owners", width=self._dim + 1),))
 
 
-@torch.fx.wrap  # type: ignore[untyped-decorator]  # so that TorchRec's pipelines can trace a model
+@torch.fx.wrap  # so that TorchRec's pipelines can trace a model
 def sums_of(pooled: Tensor, dim: int) -> Tensor:
     """Per sample, sum the vectors and sum the squares of all their numbers: `[B, F * dim]` to `[B, dim + 1]`.
 

@@ -99,7 +99,7 @@ class PooledFeatures(nn.Module):
         return ordered(*self.pooled(sparse), self.names)
 
 
-@torch.fx.wrap  # type: ignore[untyped-decorator]  # so that TorchRec's pipelines can trace a model
+@torch.fx.wrap  # so that TorchRec's pipelines can trace a model
 def ordered(values: Tensor, names: list[str], wanted: list[str]) -> Tensor:
     """Pooled embeddings `[B, F * dim]` of features `names` as `[B, F, dim]` in the order `wanted`."""
     pooled: Tensor = values.view(values.shape[0], len(names), values.shape[1] // len(names))

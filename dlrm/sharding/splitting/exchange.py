@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 GATHER: Final = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-SCATTER: Final = GATHER.replace("all_gather", "reduce_scatter").replace("_into", "")
+SCATTER: Final = (
     "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 )
 """Names of the all-gather and reduce-scatter functions, which torch 2.13 renamed."""
