@@ -97,9 +97,8 @@ def check_same(states: Sequence[object], advice: str) -> None:
 class ErrorFlags:
     """Writes this rank's error flag into a vector before its sum, and reads all ranks' flags afterwards.
 
-    To read a number from a GPU is to wait for all queued work. Flags are read at once where the caller waits
-    in any case, as for scalars of the same sum; otherwise at the step's end or before the next exchange, when
-    their copy has long arrived.
+    To read a number from a GPU is to wait for all queued work. There flags are read before the next exchange,
+    when their copy has long arrived.
     """
 
     def __init__(self, rank: int, on_gpu: bool) -> None:
@@ -112,10 +111,8 @@ class ErrorFlags:
         if problem is not None:
             flags[0], flags[1] = 1, self._rank
 
-    def read(self, flags: Tensor, problem: Exception | None, exchange: int, at_once: bool) -> None:
-        """Check the summed flags, fp32 `[NUM_FLAGS]`, now or, on a GPU, later.
-
-        `exchange` is counted from 1, and `at_once` is whether the caller waits for the sum in any case.
+    def read(self, flags: Tensor, problem: Exception | None, exchange: int) -> None:
+        """Check the summed flags, fp32 `[NUM_FLAGS]`, now or, on a GPU, later; `exchange` is counted from 1.
 
         Raises:
             DisagreementError: another rank has failed; a failed rank raises its own problem.
@@ -123,7 +120,7 @@ class ErrorFlags:
         if problem is not None:
             flags.tolist()  # a rank that ends before its message is sent would leave the others waiting
             raise problem
-        if self._on_gpu and not at_once:
+        if self._on_gpu:
             copied = flags.to("cpu", non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()

@@ -95,8 +95,7 @@ class Exchange:
 
         Args:
             flat: from `make_buffer`: the gradient, then scalars; overwritten.
-            num_scalars: the same on all ranks. If there are any, the caller reads them in the same step, so
-                that another rank's problem is reported at once, also on a GPU.
+            num_scalars: the same on all ranks.
             mean: divide by the number of ranks. The gradient is divided before a part of it is sent, so that
                 residuals mean the same for any number of ranks.
             problem: why this rank has no gradient; it is raised after the other ranks were informed.
@@ -107,8 +106,8 @@ class Exchange:
 
         Raises:
             DisagreementError: ranks would have done different things. Nothing counts as sent, and residuals
-                stay as they were. On a GPU, after a lossless sum without scalars, ranks may learn of another
-                rank's problem only in `observe`, or in the next call.
+                stay as they were. On a GPU, after a lossless sum, ranks learn of another rank's problem in
+                the next call, or in `take_figures`.
             ValueError: the gradient does not fit this exchange; other ranks raise a `DisagreementError`.
         """
         self._error_flags.read_late()  # the last exchange's flags, on a GPU
@@ -120,7 +119,7 @@ class Exchange:
             self.collective = self._tuner.choose(gradient) or self.collective
         self._tally.start()
         if _leaves_no_residual(self.collective) and not self.residual.is_pending:
-            self._sum_in_place(flat, num_scalars, mean, problem)
+            self._sum_in_place(flat, mean, problem)
             total, scalars = gradient, flat[self.num_values : -NUM_FLAGS]
         else:
             scalars = self._verify(flat[self.num_values : -NUM_FLAGS], problem)
@@ -133,7 +132,7 @@ class Exchange:
         return total, scalars
 
     def observe(self, seconds: float) -> None:
-        """Let controllers and the tuner learn from a step; all ranks call it, and it raises as `combine`.
+        """Let controllers and the tuner learn from a step; all ranks call it.
 
         `seconds` are those of the whole step on this rank, computation included, evaluation and saving
         excluded.
@@ -141,10 +140,8 @@ class Exchange:
         if _is_controlled(self.collective):
             self._controller.observe(seconds)
         self._tally.step(seconds)
-        exchange_s = self._tally.take_seconds()
-        self._error_flags.read_late()
-        if self._tuner is not None:
-            self._tuner.observe(seconds, exchange_s)
+        if self._tuner is not None:  # it alone needs the seconds in each step, which wait for a GPU
+            self._tuner.observe(seconds, self._tally.take_seconds())
 
     @property
     def chosen(self) -> str | None:
@@ -158,7 +155,11 @@ class Exchange:
         return self._tuner is None or self._tuner.is_settled
 
     def take_figures(self) -> ExchangeFigures | None:
-        """Return the figures since the last call; None if there was no exchange. Waits for the device."""
+        """Return the figures since the last call; None if there was no exchange.
+
+        Waits for the device, and raises as `combine`.
+        """
+        self._error_flags.read_late()
         energy = sum(self._energies) if self._energies else None
         return self._tally.take(self.collective.name, energy)
 
@@ -221,11 +222,11 @@ class Exchange:
             parts[type(self.collective).__name__] = self.collective
         return parts
 
-    def _sum_in_place(self, flat: Tensor, num_scalars: int, mean: bool, problem: Exception | None) -> None:
+    def _sum_in_place(self, flat: Tensor, mean: bool, problem: Exception | None) -> None:
         flags = flat[-NUM_FLAGS:]
         self._error_flags.write(flags, problem)
         self.collective.sum_in_place(flat)
-        self._error_flags.read(flags, problem, self.steps_done + 1, at_once=num_scalars > 0)
+        self._error_flags.read(flags, problem, self.steps_done + 1)
         if mean:
             flat /= self._num_ranks
         self._record(self.collective, self.num_values)

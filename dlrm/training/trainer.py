@@ -3,12 +3,12 @@
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from dlrm.optim.norms import local_norms
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.telemetry.recorder import Recorder
 from dlrm.training.best import Selection
+from dlrm.training.late import LateScalars
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,14 @@ ADVICE = (
 
 class DivergedError(FloatingPointError):
     """The loss, a gradient or a parameter is NaN or infinite; the message names step, batch and ranks."""
+
+
+class _Checked(NamedTuple):
+    """What this rank has shared in a step to find NaN."""
+
+    step: int
+    loss: Tensor
+    finite_check: Tensor
 
 
 @dataclass(kw_only=True)
@@ -152,6 +161,14 @@ class Trainer:
         )
 
     @cached_property
+    def _scalars(self) -> LateScalars[_Checked]:
+        return LateScalars(self.device)
+
+    @cached_property
+    def _evaluation_flags(self) -> LateScalars[None]:
+        return LateScalars(self.device)
+
+    @cached_property
     def _objective(self) -> Objective:
         return objective_of(self.model)
 
@@ -200,12 +217,14 @@ class Trainer:
 
     def _save_end(self) -> None:
         """Save the trained state before the last evaluation, which may fail on damaged data."""
+        self._stop_unless_finite(self._scalars.take(), self.steps_done)
         self.replicas.join()
         with self.stop.extended(self.session.leaving_takes):  # SIGTERM lets the save complete
             self.session.save_end()
 
     def _evaluate(self) -> None:
         self._leave_if_any_rank_was_signalled()
+        self._stop_unless_finite(self._scalars.take(), self.steps_done)
         self.replicas.join()
         self.check_parameters()
         values = self.evaluate(self._before_evaluated_batch)
@@ -225,10 +244,10 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]  # also updates the tables
         # ranks share these scalars in the collective that averages the gradients: no extra latency
         finite_check = self._finite_check().to(loss.device)
-        scalars = torch.cat([torch.stack([loss.detach(), finite_check]), loss.new_tensor(self._stop_flags)])
-        mean_loss, mean_finite_check, stop, at_once = self.replicas.average(scalars).tolist()
-        if not isfinite(mean_loss + mean_finite_check):
-            self._raise_diverged(loss.detach(), finite_check)
+        flags = [loss.new_full((), flag) for flag in self._stop_flags]
+        means = self.replicas.average(torch.stack([loss.detach(), finite_check, *flags]))
+        checked = _Checked(self.steps_done + 1, loss.detach(), finite_check)
+        stop, at_once = self._stop_unless_finite(self._scalars.give(means, checked), self.steps_done + 1)
         self.optimizers.step()
         self.replicas.updated(time.perf_counter() - started_s)
         self.steps_done += 1
@@ -250,6 +269,20 @@ class Trainer:
         if stop:
             self._leave(at_once=bool(at_once))
 
+    def _stop_unless_finite(
+        self, found: tuple[list[float], "_Checked"] | None, begun: int
+    ) -> tuple[float, float]:
+        """Check the scalars of a step, of which `begun` is the newest; returns whether to stop, and at once.
+
+        On a GPU the scalars are those of the step before: NaN and signals end the run a step later.
+        """
+        if found is None:
+            return 0.0, 0.0
+        (mean_loss, mean_finite_check, stop, at_once), checked = found
+        if not isfinite(mean_loss + mean_finite_check):
+            self._raise_diverged(checked, begun)
+        return stop, at_once
+
     @property
     def _stop_flags(self) -> list[float]:
         """Whether this rank got a signal, and whether it was Ctrl-C, which stops without saving."""
@@ -257,18 +290,26 @@ class Trainer:
 
     def _leave_if_any_rank_was_signalled(self) -> None:
         """Stop all ranks together outside of steps, where one that left alone would hang the others."""
-        flags = self._stop_flags
+        self._leave_if(self._shared_flags().tolist())
+
+    def _before_evaluated_batch(self) -> None:
+        """Stop as above, on a GPU by what ranks were asked before the batch before."""
+        found = self._evaluation_flags.give(self._shared_flags(), None)
+        if found is not None:
+            self._leave_if(found[0])
+        self.telemetry.evaluating()
+
+    def _shared_flags(self) -> Tensor:
+        """The larger of all ranks' stop flags, `[2]`."""
+        flags = torch.tensor(self._stop_flags).to(self.device, non_blocking=True)
         if dist.get_world_size() > 1:
-            both = torch.tensor(flags, device=self.device)
-            dist.all_reduce(both, op=dist.ReduceOp.MAX)
-            flags = both.tolist()
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        return flags
+
+    def _leave_if(self, flags: Sequence[float]) -> None:
         stop, at_once = flags
         if stop:
             self._leave(at_once=bool(at_once))
-
-    def _before_evaluated_batch(self) -> None:
-        self._leave_if_any_rank_was_signalled()
-        self.telemetry.evaluating()
 
     def _leave(self, at_once: bool) -> None:
         if not at_once:
@@ -292,9 +333,9 @@ class Trainer:
             tensors += self._dense.values()
         return local_norms([each.detach() for each in tensors]).sum()
 
-    def _raise_diverged(self, loss: Tensor, finite_check: Tensor) -> None:
+    def _raise_diverged(self, checked: "_Checked", begun: int) -> None:
         found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, (loss.item(), finite_check.item()))
+        dist.all_gather_object(found, (checked.loss.item(), checked.finite_check.item()))
         ranks = [rank for rank, (value, _) in enumerate(found) if not isfinite(value)]
         if ranks:
             what = f"the loss is {found[ranks[0]][0]}"
@@ -302,9 +343,9 @@ class Trainer:
             self.check_parameters()
             ranks = [rank for rank, (_, value) in enumerate(found) if not isfinite(value)]
             what = "gradients outside the tables are NaN or infinite"
-        batch = sum(phase["steps"] for phase in self.loader.state_dict()["phases"])
+        batch = sum(phase["steps"] for phase in self.loader.state_dict()["phases"]) - (begun - checked.step)
         raise DivergedError(
-            f"{what} at step {self.steps_done + 1} (epoch {self.loader.epoch}, batch {batch} of it, rank "
+            f"{what} at step {checked.step} (epoch {self.loader.epoch}, batch {batch} of it, rank "
             f"{', '.join(map(str, ranks))}). {ADVICE}; if it is always the same batch, look at "
             "the data"
         )

@@ -31,11 +31,11 @@ def summed(*problems):
     [((None, None, KeyError()), "rank 2 cannot"), ((KeyError(), None, ValueError()), "2 ranks cannot")],
 )
 def test_failed_ranks_are_named(problems, who):
-    ErrorFlags(0, on_gpu=False).read(summed(None, None), None, 1, at_once=True)  # nothing to report
+    ErrorFlags(0, on_gpu=False).read(summed(None, None), None, 1)  # nothing to report
     with pytest.raises(
         DisagreementError, match=f"{who} take part in exchange 1,234: .* Nothing of it counts"
     ):
-        ErrorFlags(1, on_gpu=False).read(summed(*problems), None, 1234, at_once=False)
+        ErrorFlags(1, on_gpu=False).read(summed(*problems), None, 1234)
 
 
 def test_a_failed_rank_raises_its_own_problem(monkeypatch):
@@ -43,17 +43,15 @@ def test_a_failed_rank_raises_its_own_problem(monkeypatch):
     problem = KeyError("mine")
     for on_gpu in (False, True):
         with pytest.raises(KeyError, match="mine"):
-            ErrorFlags(1, on_gpu).read(summed(None, problem), problem, 1, at_once=False)
+            ErrorFlags(1, on_gpu).read(summed(None, problem), problem, 1)
 
 
-def test_on_a_gpu_flags_are_read_late_unless_the_caller_waits(monkeypatch):
+def test_on_a_gpu_flags_are_read_late(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     flags, places = ErrorFlags(0, on_gpu=True), summed(None, KeyError())
-    with pytest.raises(DisagreementError, match="rank 1 cannot"):  # the caller waits anyway
-        flags.read(places, None, 5, at_once=True)
     flags.read_late()
     assert Event.recorded == 0
-    flags.read(places, None, 5, at_once=False)
+    flags.read(places, None, 5)
     assert (Event.recorded, Event.waited) == (1, 0)
     with pytest.raises(
         DisagreementError, match=r"rank 1 could not .* exchange 5, .* go back to a saved state"

@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from dlrm.fault_tolerance.session import Session
 from dlrm.launch.stop_signal import StopRequested, StopSignal
 from dlrm.telemetry import Recorder
 from dlrm.training.evaluation import evaluate
+from dlrm.training.late import LateScalars
 from dlrm.training.trainer import NUM_SCALARS, DivergedError, Trainer
 from tests.datasets import generate_few
 
@@ -347,6 +349,22 @@ def test_a_signal_while_evaluating_ends_it_before_its_next_batch(make_trainer, s
     assert batches == [True, True, False, False, False]
     assert trainer.telemetry.evaluations() == []
     assert saved == ([2] if saves else [])
+
+
+@pytest.mark.parametrize(("poison_at", "trained"), [(2, 3), (4, 4)])
+def test_on_a_gpu_nan_ends_the_run_a_step_later_and_before_its_end_is_saved(
+    make_trainer, monkeypatch, poison_at, trained
+):
+    monkeypatch.setattr(torch.cuda, "Event", Mock)
+    trainer = make_trainer(max_steps=4)
+    trainer.__dict__["_scalars"] = LateScalars(torch.device("cuda"))
+    trainer.model.poison_at, saved = poison_at, saving(trainer)
+    with pytest.raises(
+        DivergedError, match=rf"the loss is nan at step {poison_at} \(epoch 0, batch {poison_at} of it"
+    ):
+        trainer.train()
+    assert trainer.model.batches == trained
+    assert not saved
 
 
 @pytest.mark.parametrize(("at_once", "saves"), [(False, True), (True, False)])
