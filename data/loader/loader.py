@@ -4,18 +4,23 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from numbers import Integral
 from typing import Any, Final
+
+import torch
 
 from data.batch import Batch
 from data.dataset import DatasetManifest, read_manifest
 from data.loader.assemble import Assembler
 from data.loader.background import Feed
+from data.loader.copy_ahead import CopyAhead
 from data.loader.order import ORDERS, Phase, PhaseOrder, current_order
 from data.loader.reader import RowReader
 from data.loader.source import ParquetSource, RowGroupSource
 
 STATE_VERSION: Final = 1
+CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +65,7 @@ class DataLoader:
         rank: this rank, in `[0, world_size)`.
         world_size: ranks that share the samples.
         days: read only these days; default all.
-        pin_memory: put batches into page-locked memory, for copies to a CUDA device.
+        device: of the batches; those for a GPU are copied there from page-locked memory, one batch ahead.
         source: read row groups from it, e.g. a cache, instead of the files; the caller closes it.
 
     Raises:
@@ -75,7 +80,7 @@ class DataLoader:
         rank: int = 0,
         world_size: int = 1,
         days: Sequence[int] | None = None,
-        pin_memory: bool = False,
+        device: torch.device = CPU,
         source: RowGroupSource | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
@@ -97,7 +102,9 @@ class DataLoader:
         self._phases = [self._shape]
         self._feed: Feed[list[Batch]] | None = None
         self._check_size()  # before room for batches that the data could not fill
-        self._assembler = Assembler(keys, config.batch_size, pin_memory)
+        on_gpu = device.type == "cuda"
+        self._assembler = Assembler(keys, config.batch_size, pin_memory=on_gpu)
+        self._copies = CopyAhead(device) if on_gpu else None
 
     def __len__(self) -> int:
         """Number of batches of every rank in a whole epoch."""
@@ -115,11 +122,11 @@ class DataLoader:
         self._feed = feed = self._new_feed()
         try:
             feed.start()
-            for batches in feed:
-                for batch in batches:
-                    feed.check_open()
-                    self._advance()
-                    yield batch
+            batches = chain.from_iterable(feed)
+            for batch in batches if self._copies is None else self._copies.over(batches):
+                feed.check_open()
+                self._advance()
+                yield batch
             self._epoch, self._phases = self._epoch + 1, [self._shape]
         finally:
             feed.close()

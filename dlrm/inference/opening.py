@@ -247,6 +247,6 @@ def _open_loader(
         rank=ranks.rank,
         world_size=ranks.world_size,
         days=manifest.days,
-        pin_memory=device.type == "cuda",
+        device=device,
         source=None if has_labels else WithoutLabels(uri, manifest),
     )

@@ -128,7 +128,7 @@ def _open_loaders(
         data.uri,
         rank=ranks.rank,
         world_size=ranks.world_size,
-        pin_memory=device.type == "cuda",
+        device=device,
         source=source,
     )
     train = LoaderConfig(
