@@ -100,6 +100,8 @@ class Mirror:
         optimizers: ordinary ones that update tables.
         segment: this worker's memory, in which what undoes its last steps is kept; None: nothing is.
         steps_done: training steps done.
+        connects_now: reach a keeper before training begins; otherwise the thread does, as after a connection
+            was lost, and training does not wait until the keeper has made memory.
 
     Raises:
         NotEnoughMemoryError: no keeper of this worker's mirror has room.
@@ -117,12 +119,14 @@ class Mirror:
         optimizers: Sequence[Optimizer],
         segment: Segment | None = None,
         steps_done: int = 0,
+        *,
+        connects_now: bool = True,
     ) -> None:
         self._config, self._keeper, self._owner = config, keeper, owner
         self._shards = shards
         self._closing = threading.Event()
         self._link: Link | HostKeeper | None = None
-        self._place, *self._others = self._connect_to_any(places)
+        self._place, *self._others = self._connect_to_any(places) if connects_now else places
         self._is_whole = False
         """Whether the keeper has a whole moment."""
         self._must_empty = False
@@ -309,6 +313,8 @@ class Mirror:
                 return
             try:
                 data = self._copy(job)
+                if self._link is None:
+                    self._place, *self._others = self._connect_to_any([self._place, *self._others])
                 self._send(job, data)
                 self._done(job, data.numel())
             except Exception as error:
@@ -440,8 +446,8 @@ def start_mirror(
         steps_done: training steps done.
 
     Raises:
-        NotEnoughMemoryError: a node has no room for the mirrors that it is to keep, or `mirror.memory` is too
-            small; on all ranks, names the node and what to change.
+        NotEnoughMemoryError: at the start of a run, a node has no room for the mirrors that it is to keep, or
+            `mirror.memory` is too small; on all ranks, names the node and what to change.
         OSError: workers cannot reach each other; on all ranks.
     """
     if config.to == "none":
@@ -480,7 +486,18 @@ def start_mirror(
             generation=worker_group.generation,
             shards=tuple(ShardForm.of(each, num_slots.get(number)) for number, each in enumerate(own)),
         )
-        mirror = Mirror(config, keeper, places, owner, own, model, optimizers, segment, steps_done)
+        mirror = Mirror(
+            config,
+            keeper,
+            places,
+            owner,
+            own,
+            model,
+            optimizers,
+            segment,
+            steps_done,
+            connects_now=not worker_group.continues,
+        )
     except (OSError, NotEnoughMemoryError) as error:
         problem = error
     on_all = group.gather((problem, last_place, num_bytes))

@@ -30,8 +30,8 @@ from cpr.recovery.decide.inventory import ChosenSlots
 from cpr.recovery.run.report import RowOrigin, ShardLoss
 from cpr.shards.shard import TableShard, bytes_per_row
 
-MESSAGE_BYTES: Final = 32 * 2**20
-"""Largest message, unless a single row is larger."""
+MESSAGE_BYTES: Final = 4 * 2**20
+"""Largest message, unless a single row is larger: fits in a processor's cache, with what it is copied to."""
 Columns = Mapping[str, Tensor]
 
 
@@ -305,6 +305,8 @@ class RowTransfer:
         self._shards = {shard.extent: shard for shard in shards}
         self._held = list(zip(held, extents, strict=True))
         self._bytes = 0
+        self._message = torch.empty(0, dtype=torch.uint8)
+        """One for all, as the first touch of memory takes longer than to send it."""
 
     @torch.no_grad()
     def move(self, plan: Sequence[ShardSources]) -> int:
@@ -348,7 +350,7 @@ class RowTransfer:
                 if target is not None:
                     self._lay(target, extent, rows[begin:end], columns)
                 else:
-                    self._group.send(_packed({NUMBERS: rows[begin:end], **columns}), sources.needed.rank)
+                    self._group.send(self._packed({NUMBERS: rows[begin:end], **columns}), sources.needed.rank)
         elif target is not None:
             like = {NUMBERS: torch.empty(0, dtype=torch.int64), **target.shard.columns}
             for begin, end in _blocks((0, source.num_rows), _row_bytes(like)):
@@ -371,7 +373,7 @@ class RowTransfer:
 
     def _send(self, rank: int, source: Source, rows: Interval) -> None:
         for block in _blocks(rows, _row_bytes(self._columns(source, rows))):
-            self._group.send(_packed(self._columns(source, block)), rank)
+            self._group.send(self._packed(self._columns(source, block)), rank)
 
     def _receive(self, target: Target, source: Source, part: Extent) -> None:
         like = {
@@ -382,16 +384,31 @@ class RowTransfer:
             self._lay(target, part, begin, self._received(like, end - begin, source.rank))
 
     def _received(self, like: Columns, num_rows: int, rank: int) -> dict[str, Tensor]:
-        """Receive so many rows of columns like these."""
-        data = torch.empty(num_rows * _row_bytes(like), dtype=torch.uint8)
+        """Receive so many rows of columns like these; they are valid until the next message."""
+        data = self._room(num_rows * _row_bytes(like))
         self._group.receive(data, rank)
         columns, first = {}, 0
-        for name in sorted(like):
-            last = first + num_rows * bytes_per_row(like[name])
-            flat = data[first:last].clone().view(like[name].dtype)  # clone: aligned for any dtype
-            columns[name] = flat.view(num_rows, *like[name].shape[1:])
+        for name, column in sorted(like.items()):
+            last = first + num_rows * bytes_per_row(column)
+            flat = data[first:last]
+            if first % column.element_size():
+                flat = flat.clone()  # aligned
+            columns[name] = flat.view(column.dtype).view(num_rows, *column.shape[1:])
             first = last
         return columns
+
+    def _packed(self, columns: Columns) -> Tensor:
+        """Rows as a message, valid until the next one."""
+        parts = [columns[name].contiguous().view(-1).view(torch.uint8) for name in sorted(columns)]
+        data = self._room(sum(part.numel() for part in parts))
+        torch.cat(parts, out=data)
+        return data
+
+    def _room(self, num_bytes: int) -> Tensor:
+        """Memory of a message, uint8 `[num_bytes]`."""
+        if self._message.numel() < num_bytes:
+            self._message = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._message[:num_bytes]
 
     def _lay(self, target: Target, part: Extent, rows: int | Tensor, columns: Columns) -> None:
         """Write rows, by the first of them or by their ids."""
@@ -407,10 +424,6 @@ class RowTransfer:
         return {
             name: column[here, cols] if column.dim() == 2 else column[here] for name, column in held.items()
         }
-
-
-def _packed(columns: Columns) -> Tensor:
-    return torch.cat([columns[name].contiguous().view(-1).view(torch.uint8) for name in sorted(columns)])
 
 
 def _row_bytes(columns: Columns) -> int:

@@ -135,7 +135,7 @@ class Worker:
         segments = [each.segment for each in recovery._memory.claimed]
         if recovery._memory.segment is not None:
             segments.append(recovery._memory.segment)
-        if mirror is not None:
+        if mirror is not None and mirror._keeper._copy is not None:
             segments.append(mirror._keeper._copy.segment)
         for segment in segments:
             segment.release()
