@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dlrm.comm.late import LateScalars
+
 NUM_FLAGS: Final = 2
 """fp32 values at the end of a sum: the number of failed ranks, and the sum of their rank numbers."""
 
@@ -102,8 +104,8 @@ class ErrorFlags:
     """
 
     def __init__(self, rank: int, on_gpu: bool) -> None:
-        self._rank, self._on_gpu = rank, on_gpu
-        self._unread: tuple[int, Tensor, torch.cuda.Event] | None = None
+        self._rank = rank
+        self._late: LateScalars[int] = LateScalars(on_gpu)
 
     def write(self, flags: Tensor, problem: Exception | None) -> None:
         """Overwrite the last `NUM_FLAGS` values of a vector: zeros, or this rank's `problem`."""
@@ -120,23 +122,18 @@ class ErrorFlags:
         if problem is not None:
             flags.tolist()  # a rank that ends before its message is sent would leave the others waiting
             raise problem
-        if self._on_gpu:
-            copied = flags.to("cpu", non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-            self._unread = exchange, copied, event
-        else:
-            _check(flags.tolist(), f"cannot take part in exchange {exchange:,}", "Nothing of it counts")
+        found = self._late.give(flags, exchange)
+        if found is not None:
+            _check(found[0], f"cannot take part in exchange {exchange:,}", "Nothing of it counts")
 
     def read_late(self) -> None:
         """Check flags whose copy was still under way in `read`, which would have raised the same."""
-        if self._unread is None:
+        found = self._late.take()
+        if found is None:
             return
-        exchange, flags, event = self._unread
-        self._unread = None
-        event.synchronize()
+        flags, exchange = found
         what = f"could not take part in exchange {exchange:,}, which was the last"
-        _check(flags.tolist(), what, "Replicas differ since then: go back to a saved state")
+        _check(flags, what, "Replicas differ since then: go back to a saved state")
 
 
 def _check(flags: Sequence[float], what: str, advice: str) -> None:

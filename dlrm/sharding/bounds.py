@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from dlrm.comm.late import LateScalars
+
 _ANY_ID: Final = torch.iinfo(torch.int64)
 _UNSIGNED: Final = {torch.int32: np.uint32, torch.int64: np.uint64}
 
@@ -31,6 +33,8 @@ class IdBounds:
                 smallest = self._tables.get(feature, table)
                 self._tables[feature] = min(table, smallest, key=lambda each: each.num_embeddings)
         self._last: dict[tuple[torch.dtype, tuple[str, ...]], list[int]] = {}
+        self._ranges: dict[tuple[tuple[str, ...], torch.device], Tensor] = {}
+        self._results: LateScalars[KeyedJaggedTensor] = LateScalars(on_gpu=True)
 
     def watch(self, model: nn.Module) -> None:
         """Check every `KeyedJaggedTensor` that the model is called with."""
@@ -39,12 +43,16 @@ class IdBounds:
     def check(self, sparse: KeyedJaggedTensor) -> None:
         """Check all ids of a batch; features without a table here may have any.
 
+        On a GPU, those of the batch before: the host would have to wait for the GPU. There FBGEMM itself
+        reads row 0 for an id beyond its table, and the batch that is checked last is not refused.
+
         Raises:
             ValueError: an id is negative or beyond its table; names table, feature and id.
         """
         ids = sparse.values()
-        is_within = self._is_within if ids.device.type == "cpu" else self._is_within_on_device
-        if ids.numel() and not is_within(sparse, ids):
+        if ids.device.type != "cpu":
+            self._check_late(sparse, ids)
+        elif ids.numel() and not self._is_within(sparse, ids):
             self._refuse(sparse)
 
     def _is_within(self, sparse: KeyedJaggedTensor, ids: Tensor) -> bool:
@@ -58,12 +66,18 @@ class IdBounds:
         highest = np.maximum.reduceat(ids.numpy().view(_UNSIGNED[ids.dtype]), begins)
         return all(map(le, highest.tolist(), last))
 
-    def _is_within_on_device(self, sparse: KeyedJaggedTensor, ids: Tensor) -> bool:
-        features = sparse.keys()
-        counts = torch.tensor(sparse.length_per_key(), device=ids.device)
-        ranges = torch.tensor([self._range(feature) for feature in features], device=ids.device)
-        low, high = ranges.repeat_interleave(counts, dim=0, output_size=ids.numel()).unbind(1)
-        return not bool(((ids < low) | (ids > high)).any())
+    def _check_late(self, sparse: KeyedJaggedTensor, ids: Tensor) -> None:
+        """Refuse the batch before, and begin to check this one: its result on a GPU is read a batch later."""
+        keys = tuple(sparse.keys())
+        if (keys, ids.device) not in self._ranges:  # a copy to a GPU for each batch would wait for it
+            ranges = torch.tensor([self._range(feature) for feature in keys], device=ids.device)
+            self._ranges[keys, ids.device] = ranges
+        counts = torch.tensor(sparse.length_per_key()).to(ids.device, non_blocking=True)
+        every = self._ranges[keys, ids.device].repeat_interleave(counts, dim=0, output_size=ids.numel())
+        low, high = every.unbind(1)
+        previous = self._results.give(((ids < low) | (ids > high)).any().view(1), sparse)
+        if previous is not None and any(previous[0]):
+            self._refuse(previous[1])
 
     def _last_ids(self, features: Sequence[str], dtype: torch.dtype) -> list[int]:
         """Return the last valid id of each feature.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from data.batch import Batch
 from data.loader import DataLoader
+from dlrm.comm.late import LateScalars
 from dlrm.config.schema import TrainConfig
 from dlrm.dense_sync import DenseSync
 from dlrm.fault_tolerance.session import Session
@@ -27,7 +28,6 @@ from dlrm.optim.norms import local_norms
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.telemetry.recorder import Recorder
 from dlrm.training.best import Selection
-from dlrm.training.late import LateScalars
 
 logger = logging.getLogger(__name__)
 
@@ -162,11 +162,11 @@ class Trainer:
 
     @cached_property
     def _scalars(self) -> LateScalars[_Checked]:
-        return LateScalars(self.device)
+        return LateScalars(on_gpu=self.device.type == "cuda")
 
     @cached_property
     def _evaluation_flags(self) -> LateScalars[None]:
-        return LateScalars(self.device)
+        return LateScalars(on_gpu=self.device.type == "cuda")
 
     @cached_property
     def _objective(self) -> Objective:

@@ -1,5 +1,7 @@
 """An id beyond its table ends training with any lookup, and no row is trained."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor
@@ -18,10 +20,8 @@ def table(name, rows, *features):
     )
 
 
-@pytest.fixture(params=["host", "device"])
-def bounds(request, monkeypatch):
-    if request.param == "device":  # what a GPU does, done by the CPU
-        monkeypatch.setattr(IdBounds, "_is_within", IdBounds._is_within_on_device)
+@pytest.fixture
+def bounds():
     return IdBounds(table(name, rows) for name, rows in ROWS.items())
 
 
@@ -49,6 +49,18 @@ def test_an_id_beyond_its_table_is_refused_by_name(bounds, others, wrong):
         ValueError, match=rf"feature b has the id {wrong}, but its table t_b has the rows 0 to 2"
     ):
         bounds.check(batch(a=others, b=[[1], [wrong]], c=[[7], [2**40 - 1]]))
+
+
+@pytest.mark.parametrize("wrong", [-1, 3, 2**63 - 1, -(2**63)])
+def test_on_a_gpu_a_batch_is_refused_when_the_next_one_is_checked(bounds, wrong, monkeypatch):
+    """So that the host never waits for the batch that it has just queued."""
+    monkeypatch.setattr(torch.cuda, "Event", Mock)  # what a GPU does, done by the CPU
+    good, bad = (batch(a=[[0], [9, 1]], b=[[2], [id_]], c=[[], [7]]) for id_ in (0, wrong))
+    for each in (good, bad):
+        bounds._check_late(each, each.values())
+    with pytest.raises(ValueError, match=rf"feature b has the id {wrong}, but its table t_b has the rows 0"):
+        bounds._check_late(good, good.values())
+    bounds._check_late(good, good.values())
 
 
 def test_tables_without_pooling_have_bounds_and_cannot_be_dynamic():

@@ -15,13 +15,13 @@ from torch import nn
 
 from data.loader import DataLoader, LoaderConfig
 from data.synthetic import SyntheticConfig
+from dlrm.comm.late import LateScalars
 from dlrm.config.schema import TrainConfig
 from dlrm.dense_sync import AllReduceSync
 from dlrm.fault_tolerance.session import Session
 from dlrm.launch.stop_signal import StopRequested, StopSignal
 from dlrm.telemetry import Recorder
 from dlrm.training.evaluation import evaluate
-from dlrm.training.late import LateScalars
 from dlrm.training.trainer import NUM_SCALARS, DivergedError, Trainer
 from tests.datasets import generate_few
 
@@ -357,7 +357,7 @@ def test_on_a_gpu_nan_ends_the_run_a_step_later_and_before_its_end_is_saved(
 ):
     monkeypatch.setattr(torch.cuda, "Event", Mock)
     trainer = make_trainer(max_steps=4)
-    trainer.__dict__["_scalars"] = LateScalars(torch.device("cuda"))
+    trainer.__dict__["_scalars"] = LateScalars(on_gpu=True)
     trainer.model.poison_at, saved = poison_at, saving(trainer)
     with pytest.raises(
         DivergedError, match=rf"the loss is nan at step {poison_at} \(epoch 0, batch {poison_at} of it"

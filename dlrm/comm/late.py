@@ -1,4 +1,4 @@
-"""Reading of scalars that all ranks have agreed on, without waiting for a GPU's queued work."""
+"""Reading of scalars without waiting for a GPU's queued work."""
 
 from typing import Generic, TypeVar
 
@@ -15,8 +15,8 @@ class LateScalars(Generic[About]):
     the GPU computes while the host looks.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
+    def __init__(self, on_gpu: bool) -> None:
+        self._on_gpu = on_gpu
         self._unread: tuple[Tensor, torch.cuda.Event, About] | None = None
 
     def give(self, scalars: Tensor, about: About) -> tuple[list[float], About] | None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dlrm.training.late import LateScalars
+from dlrm.comm.late import LateScalars
 
 
 class Event:
@@ -26,14 +26,14 @@ def event(monkeypatch):
 
 
 def test_on_the_cpu_scalars_are_read_at_once():
-    late = LateScalars(torch.device("cpu"))
+    late = LateScalars(on_gpu=False)
     assert late.give(torch.tensor([1.0, 2.0]), "first") == ([1.0, 2.0], "first")
     assert late.take() is None
     assert Event.waited == 0
 
 
 def test_on_a_gpu_each_step_reads_the_scalars_of_the_one_before():
-    late = LateScalars(torch.device("cuda"))
+    late = LateScalars(on_gpu=True)
     assert late.give(torch.tensor([1.0]), "first") is None
     assert Event.waited == 0
     assert late.give(torch.tensor([2.0]), "second") == ([1.0], "first")
