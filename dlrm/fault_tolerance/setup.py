@@ -216,8 +216,6 @@ class RecoverySetup:
         Raises:
             RendezvousError: not all workers joined in time.
         """
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
         backend = "nccl" if device.type == "cuda" else "gloo"
         self._partial.init_process_group(backend, timedelta(seconds=self._config.recovery.timeout_s))
 

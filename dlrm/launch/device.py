@@ -3,12 +3,14 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
 
 Value = TypeVar("Value")
+
+VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,10 @@ class Ranks:
 
 
 def resolve_device(name: str, ranks: Ranks) -> torch.device:
-    """Choose the device of this rank; `auto` is cuda if available.
+    """Choose the device of this rank, and make its GPU the current one; `auto` is cuda if available.
+
+    Call it before anything is pinned or allocated: PyTorch does both on the current GPU, at first that of
+    local rank 0. Where a launcher shows each process its own GPU alone, that one is taken.
 
     Raises:
         ValueError: cuda is configured but missing, or there are more local ranks than GPUs.
@@ -41,12 +46,16 @@ def resolve_device(name: str, ranks: Ranks) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("train.device is cuda, but torch finds no GPU here; set train.device=cpu")
-    if ranks.local_rank >= torch.cuda.device_count():
+    num_visible = torch.cuda.device_count()
+    has_own = num_visible == 1 and VISIBLE_DEVICES in os.environ  # as Slurm and wrappers of MPI set it
+    if ranks.local_rank >= num_visible and not has_own:
         raise ValueError(
-            f"local rank {ranks.local_rank} has no GPU of its own: there are {torch.cuda.device_count()}; "
-            "start at most that many processes with --nproc-per-node"
+            f"local rank {ranks.local_rank} has no GPU of its own: there are {num_visible}; start at most "
+            f"that many processes with --nproc-per-node, or give each one GPU by {VISIBLE_DEVICES}"
         )
-    return torch.device("cuda", ranks.local_rank)
+    device = torch.device("cuda", 0 if has_own else ranks.local_rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 def of_rank_0(function: Callable[[], Value]) -> Value:

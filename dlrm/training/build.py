@@ -56,8 +56,6 @@ def start_process_group(ranks: Ranks, device: torch.device) -> None:
     The timeout is PyTorch's default. Giving up on a slow rank would end a run without recovery;
     `recovery.timeout_s` is for runs that restart.
     """
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend)

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from data.loader import order
+from data.loader import loader, order
+from data.loader.assemble import Assembler
 from data.synthetic import SyntheticConfig, generate
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import DataConfig
@@ -128,6 +129,24 @@ def test_a_missing_gpu_is_refused(dataset):
     with pytest.raises(ValueError, match=r"no GPU here; set train\.device=cpu"):
         prepare_with(dataset, "train.device=cuda")
     assert resolve_device("auto", ALONE) == CPU
+
+
+def test_the_gpu_is_chosen_before_anything_is_pinned(dataset, monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("set_device", device)))
+
+    class Recorded(Assembler):
+        def __init__(self, keys, batch_size, pin_memory):
+            calls.append(("pin_memory", pin_memory))
+            super().__init__(keys, batch_size, pin_memory=False)
+
+    monkeypatch.setattr(loader, "Assembler", Recorded)
+    monkeypatch.setattr(loader, "CopyAhead", lambda device: calls.append(("copies", device)))
+    prepare_with(dataset, "train.device=cuda")
+    gpu = torch.device("cuda", 0)
+    assert calls == [("set_device", gpu), *[("pin_memory", True), ("copies", gpu)] * 2]
 
 
 @pytest.mark.parametrize(
