@@ -55,6 +55,8 @@ def resolve_device(name: str, ranks: Ranks) -> torch.device:
         )
     device = torch.device("cuda", 0 if has_own else ranks.local_rank)
     torch.cuda.set_device(device)
+    # groups' collectives must not run in another order on each rank, which may deadlock
+    os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
     return device
 
 

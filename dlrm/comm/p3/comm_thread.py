@@ -65,6 +65,9 @@ class CommThread:
                 self._ready_s[index] = time.perf_counter()
                 self._changed.notify_all()
 
+    def end_step(self) -> None:
+        """Do nothing: slices are sent as they become ready."""
+
     def wait(self, index: int, rounds: int) -> None:
         """Wait until a slice has been exchanged in `rounds` rounds.
 
@@ -125,6 +128,51 @@ class CommThread:
             self._missing[index] = self._parts[index]
             self._done[index] += 1
             self._changed.notify_all()
+
+
+class StepSender:
+    """Sends all slices at the end of a step, from the thread that trains; what `CommThread` is for NCCL.
+
+    NCCL may deadlock unless all ranks start the collectives of all their groups in one order. The training
+    loop starts others, which a thread of its own would precede on one rank and follow on another. NCCL's
+    calls only queue work, so that slices are still sent during the next forward pass.
+
+    The arguments are those of `CommThread`; `agree` is called once, after the first step.
+    """
+
+    is_measuring = False
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        parts: Sequence[int],
+        send: Callable[[int], None],
+        agree: Callable[[Sequence[float], Sequence[float]], Sequence[int]],
+    ) -> None:
+        self._send, self._agree = send, agree
+        self._is_agreed = False
+        self.order: Sequence[int] = range(len(names))
+        """Numbers of the slices in the order in which they are sent."""
+
+    def mark(self, index: int) -> None:
+        """Do nothing: slices are sent at the end of the step."""
+
+    def end_step(self) -> None:
+        """Send all slices."""
+        for index in self.order:
+            self._send(index)
+        if not self._is_agreed:
+            nothing = [0.0] * len(self.order)
+            self.order, self._is_agreed = self._agree(nothing, nothing), True
+
+    def wait(self, index: int, rounds: int) -> None:
+        """Do nothing: the stream that uses a slice waits for it (`SideStream.take`)."""
+
+    def check(self) -> None:
+        """Do nothing: a failed exchange raises in `end_step`."""
+
+    def close(self) -> None:
+        """Do nothing: there is no thread."""
 
 
 class SideStream:

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dlrm.comm.collectives.levels import timeout_of
 from dlrm.comm.consistency import check_alike, named_parameters, shaped_like
-from dlrm.comm.p3.comm_thread import CommThread, SideStream
+from dlrm.comm.p3.comm_thread import CommThread, SideStream, StepSender
 from dlrm.comm.p3.param_order import ParamOrder
 from dlrm.comm.p3.slices import FUSE_VALUES, SLICE_VALUES, issue_order, lay_out
 
@@ -47,7 +47,8 @@ class PriorityExchange:
     - If a module is not called, but a module above reads its parameters, that one waits for them.
     - The optimizer keeps its state by parameter and does not communicate in its `step` (LARS and LAMB need
       `local_norms`). Gradients cannot be clipped by their common norm.
-    - On CUDA, NCCL must be able to run the collectives of two groups at the same time.
+    - On CUDA, slices are sent at `step`, in an order of collectives that all ranks share, and NCCL keeps that
+      order between its groups if `NCCL_LAUNCH_ORDER_IMPLICIT` is 1 (as the trainer sets it).
 
     Args:
         model: a replica of the other ranks' models.
@@ -97,7 +98,8 @@ class PriorityExchange:
         self.waited_s = 0.0
         """Seconds that the training loop has waited for slices."""
         # the thread uses the attributes above
-        self._thread = CommThread(
+        sender: type[CommThread | StepSender] = StepSender if device.type == "cuda" else CommThread
+        self._thread = sender(
             [each.name for each in self._slices],
             [len(each.parameters) for each in self._slices],
             self._send,
@@ -127,6 +129,7 @@ class PriorityExchange:
         self._pending.update(range(len(self._pieces)))
         self._steps += 1
         self._param_order.learn()
+        self._thread.end_step()
         self._update(self._param_order.unseen)  # no module waits for these, so they are updated at once
 
     def finish(self) -> None:

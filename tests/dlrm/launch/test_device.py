@@ -10,6 +10,7 @@ from dlrm.launch.device import Ranks, resolve_device
 def gpus(monkeypatch):
     """Set the number of visible GPUs and whether the launcher chose them; returns the GPUs made current."""
     current = []
+    monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # restored, as `resolve_device` sets it
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
 

@@ -133,6 +133,7 @@ def test_a_missing_gpu_is_refused(dataset):
 
 def test_the_gpu_is_chosen_before_anything_is_pinned(dataset, monkeypatch):
     calls = []
+    monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("set_device", device)))

@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from torch.optim import SGD, Adagrad, Adam
 
 from dlrm.comm.p3 import scheduler
-from dlrm.comm.p3.comm_thread import ExchangeError
+from dlrm.comm.p3.comm_thread import ExchangeError, StepSender
 from dlrm.comm.p3.scheduler import PriorityExchange
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
@@ -108,6 +108,33 @@ OPTIMIZERS = {
     "fused adagrad": lambda parameters: Adagrad(parameters, lr=0.1, fused=True),
     "adam": lambda parameters: Adam(parameters, lr=0.01),
 }
+
+
+@pytest.mark.parametrize("kind", [Net, Tied])
+def test_as_on_a_gpu_slices_are_sent_at_the_step_in_the_order_of_use(kind, monkeypatch):
+    """And by the thread that trains, so that all ranks start their collectives in one order."""
+    monkeypatch.setattr(scheduler, "CommThread", StepSender)
+    ours, theirs = make(kind), make(kind)
+    mine, other = (OPTIMIZERS["sgd"](model.parameters()) for model in (ours, theirs))
+    sent, all_reduce = [], dist.all_reduce
+
+    def record(vector, group):
+        sent.append((threading.current_thread(), vector.storage_offset()))
+        all_reduce(vector, group=group)
+
+    monkeypatch.setattr(scheduler.dist, "all_reduce", record)
+    with PriorityExchange(ours, mine, **SMALL) as exchange:
+        for step in range(STEPS):
+            loss_of(ours, step).backward()
+            assert len(sent) == step * len(exchange.order)
+            exchange.step()
+        begins, names = sorted(each.begin for each in exchange._slices), exchange.order
+    train_plainly(theirs, other)
+    assert_equal(ours, theirs)
+    assert {thread for thread, _ in sent} == {threading.current_thread()}
+    assert sorted(offset for _, offset in sent[-len(begins) :]) == begins
+    is_of_first = ["first" in name for name in names]
+    assert is_of_first == sorted(is_of_first, reverse=True)
 
 
 @pytest.mark.parametrize("kind", [Net, Fused, Tied, Bare])
