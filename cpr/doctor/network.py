@@ -48,13 +48,13 @@ def network_findings(env: LauncherEnv, timeout: timedelta) -> list[Finding]:
     Args:
         env: of one process for each node; rank 0 hosts the store.
         timeout: for the others to come, and for each transfer.
-
-    Raises:
-        ValueError: there is no route to the store.
     """
-    own, name = env.own_address(), socket.gethostname()
+    name = socket.gethostname()
     try:
+        own = env.own_address()
         group = join_from(env, WorkerInfo(restarted=False, host=name, pid=os.getpid()), timeout)
+    except ValueError as error:
+        return [problem("rendezvous", f"no route to {env.address}: {error.__cause__}", "correct --rdzv")]
     except (RendezvousError, OSError) as error:
         advice = (
             f"run `cpr doctor` on all {env.world_size} nodes at the same time, with --node-rank 0 on "

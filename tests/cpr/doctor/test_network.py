@@ -58,6 +58,13 @@ def test_nodes_that_do_not_come_are_told():
     assert "What to do: run `cpr doctor` on all 2 nodes" in found.text
 
 
+def test_an_address_without_a_route_is_told():
+    env = replace(env_at(1, of_agent=False), address="no.such.host.invalid")
+    (found,) = network_findings(env, timedelta(seconds=0.1))
+    assert found.state == "PROBLEM"
+    assert "no route to no.such.host.invalid: [Errno" in found.text
+
+
 @pytest.mark.parametrize(
     "words", [[], ["--rdzv", "somewhere"], ["--rdzv", "host:1", "--node-rank", "2"]], ids=str
 )
