@@ -1,8 +1,9 @@
 """Checksums of a mirror's rows, which tell whether anything but its keeper has overwritten them.
 
 The checksum of a column is the sum of its rows in integers of 64 bits (of fewer, if a row has fewer), modulo
-2**64. A written row changes it by the difference between the row and what was there, so that a moment costs
-a look at the rows that it replaces, and no look at the others. Rows that changed places have the same sum.
+2**64, and as one more integer the sum of the rows' first integers, each times an odd number of its row, as
+rows that have changed places have the same sum. A written row changes it by the difference between the row
+and what was there, so that a moment costs a look at the rows that it replaces, and no look at the others.
 
 There are two versions in a file: the newest, and one to which the next moment is being written.
 """
@@ -37,7 +38,7 @@ class Checksums:
 
     def __init__(self, folder: Path, shards: Sequence[ShardRows], *, is_new: bool) -> None:
         self._shards = shards
-        counts = [count for shard in shards for count in shard.num_words]
+        counts = [count + 1 for shard in shards for count in shard.num_words]
         ends = np.cumsum([1, *counts]).tolist()
         self._places = [slice(begin, end) for begin, end in pairwise(ends)]
         """Of each column in a version, which begins with the step."""
@@ -66,8 +67,8 @@ class Checksums:
             shard, first = self._shards[piece.shard], self._first[piece.shard]
             for column, part in piece.parts.items():
                 of_column = sums[self._places[first + column]]
-                of_column += shard.sum_of(part)
-                of_column -= shard.sum_of(shard.held(column, piece.rows))
+                of_column += shard.sum_of(part, piece.rows)
+                of_column -= shard.sum_of(shard.held(column, piece.rows), piece.rows)
         sums[0] = step
 
     def check(self, step: int) -> None:
@@ -78,8 +79,9 @@ class Checksums:
         """
         sums, columns = self._versions[self._version(step)], iter(self._places)
         for number, shard in enumerate(self._shards):
+            rows = slice(0, shard.num_rows)
             for column in range(len(shard.num_words)):
-                found = shard.sum_of(shard.held(column, slice(None)))
+                found = shard.sum_of(shard.held(column, rows), rows)
                 if not np.array_equal(sums[next(columns)], found):
                     raise DamagedMemoryError(f"rows of shard {number} differ from their checksum")
 

@@ -28,6 +28,8 @@ from cpr.resident.regions import grow_region, map_region
 from cpr.resident.segment import Segment
 from cpr.shards.shard import TableShard
 
+PASS_BYTES: Final = 16 << 20
+"""Rows that are copied in one step while a mirror is filled: a few milliseconds."""
 LOG_FILE: Final = "moment-"
 MOMENTS_KEPT: Final = 2
 """Whole moments that are not written into the copy yet."""
@@ -143,6 +145,11 @@ class MirrorCopy:
             self._shards = [self._allocate(number, form) for number, form in enumerate(owner.shards)]
             self._rows = [ShardRows(shard.columns) for shard in self._shards]
             self._checksums = Checksums(self.segment.folder, self._rows, is_new=True)
+            self._logs = [
+                MomentLog(self.segment.folder / f"{LOG_FILE}{number}") for number in range(MOMENTS_KEPT + 1)
+            ]
+            num_bytes = sum(shard.num_rows * shard.bytes_per_row for shard in self._shards)
+            self._logs[0].reserve(min(num_bytes, PASS_BYTES))  # with which the copy is filled
         except NotEnoughMemoryError as error:
             self.segment.remove()
             raise NotEnoughMemoryError(
@@ -151,9 +158,6 @@ class MirrorCopy:
         except BaseException:
             self.segment.remove()
             raise
-        self._logs = [
-            MomentLog(self.segment.folder / f"{LOG_FILE}{number}") for number in range(MOMENTS_KEPT + 1)
-        ]
         self._whole: list[tuple[Moment, MomentLog]] = []
         """Oldest first."""
         self._is_sealed = False

@@ -25,7 +25,7 @@ from cpr.humanize import size_text
 from cpr.mirror.changed_rows import ChangedRows, Rows, united
 from cpr.mirror.chosen_rows import ChosenRows
 from cpr.mirror.config import MirrorConfig, MirrorFigures
-from cpr.mirror.copy import Moment, Owner, ShardForm, digest_of
+from cpr.mirror.copy import PASS_BYTES, Moment, Owner, ShardForm, digest_of
 from cpr.mirror.host import HostKeeper
 from cpr.mirror.keeper import Keeper
 from cpr.mirror.link import KeeperAddress, Link, LinkLostError
@@ -39,8 +39,6 @@ from cpr.resident.segment import Segment
 from cpr.shards import before_updates
 from cpr.shards.shard import TableShard
 
-PASS_BYTES: Final = 16 << 20
-"""Rows that are copied in one step while the mirror is filled: a few milliseconds."""
 REST_BYTES: Final = 1 << 20
 """Bytes of a moment for what rounding has left of earlier rows; more, if the changed rows have more than
 `REST_PER_CHANGED` times as many."""

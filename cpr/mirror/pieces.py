@@ -118,11 +118,12 @@ class ShardRows:
         return [width // _word(width).itemsize for width in self.row_bytes]
 
     @staticmethod
-    def sum_of(units: Array) -> Array:
-        """Sum of rows in integers, uint64 `[words of a row]`, modulo 2**64."""
+    def sum_of(units: Array, rows: slice | Array) -> Array:
+        """Checksum of these rows of a column, `units` `[n]`: uint64 `[words of a row + 1]`, modulo 2**64."""
         words = _bytes_of(units).view(_word(units.itemsize))
-        found: Array = words.sum(axis=0, dtype=np.uint64)
-        return found
+        numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        by_row = words[:, 0] * (2 * numbers.astype(np.uint64) + 1)
+        return np.append(words.sum(axis=0, dtype=np.uint64), by_row.sum())
 
     def _gather(self, number: int, rows: slice | Array, part: Array) -> None:
         units = self._units[number]

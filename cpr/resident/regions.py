@@ -19,6 +19,7 @@ from cpr.errors import (
     NotEnoughMemoryError,
     UnreadableMemoryError,
 )
+from cpr.humanize import size_text
 from cpr.resident.folders import ROOT_VARIABLE, open_private, reading
 
 PATIENCE_S: Final = 30.0
@@ -122,7 +123,7 @@ def allocate(file: int, path: Path, num_bytes: int) -> None:
 def not_enough(place: Path, num_bytes: int, cause: str) -> NotEnoughMemoryError:
     """Make the error for a lack of shared memory, with what to change."""
     return NotEnoughMemoryError(
-        f"{num_bytes / 1e6:,.0f} MB of shared memory are needed in {place}: {cause}. What to do: enlarge it "
+        f"{size_text(num_bytes)} of shared memory are needed in {place}: {cause}. What to do: enlarge it "
         f"(in docker: --shm-size), set {ROOT_VARIABLE} to another memory file system, or remove what dead "
         "runs left there with `cpr clean`"
     )

@@ -39,6 +39,7 @@ class Record:
         seeds: the seeds used.
         quick: a small run for tests, which never overwrites a stored result.
         folder: where to write; default `experiments/results`, for quick runs `runs/quick`.
+        module: in `experiments`, that makes this result; default the one of this name.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Record:
         seeds: Sequence[int],
         quick: bool = False,
         folder: Path | None = None,
+        module: str | None = None,
     ) -> None:
         if folder is None:
             folder = QUICK if quick else RESULTS
@@ -55,7 +57,7 @@ class Record:
         self.path = folder / f"{name}.json"
         self._body: dict[str, Any] = {
             "experiment": name,
-            "command": " ".join(["python", "-m", f"experiments.{name}", *sys.argv[1:]]),
+            "command": " ".join(["python", "-m", f"experiments.{module or name}", *sys.argv[1:]]),
             "commit": _commit(),
             "versions": versions(),
             "machine": machine(),

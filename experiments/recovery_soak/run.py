@@ -128,8 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     no_network = "only nodes are lost" if soak.lost_nodes else _why_no_network()
     config = {**asdict(soak), "partitions": no_network is None}
-    name = "lost_nodes" if soak.lost_nodes else "recovery_soak"
-    record = Record(name, config, seeds=[soak.seed], quick=options.quick)
+    module = "recovery_soak"
+    name = "lost_nodes" if soak.lost_nodes else module
+    record = Record(name, config, seeds=[soak.seed], quick=options.quick, module=module)
     scratch = QUICK / name if options.quick else SCRATCH / name
     shutil.rmtree(scratch, ignore_errors=True)  # of a run that failed or was killed
     pace_of = partial(_pace, scratch / "pace", rows=50_000 if options.quick else 200_000)

@@ -28,7 +28,7 @@ for one of 0.7 MB."""
 ROW_NUMBER_BYTES: Final = 8
 """Sent with each row."""
 FILL_BYTES_PER_STEP: Final = 16 << 20
-"""Bytes that a worker sends in a step while mirrors are filled (`cpr.mirror.mirror.PASS_BYTES`)."""
+"""Bytes that a worker sends in a step while mirrors are filled (`cpr.mirror.copy.PASS_BYTES`)."""
 BUFFERS: Final = 2 * 1.25
 """Memory for moments on their way, over the bytes of one: at the sender and at the keeper."""
 

@@ -258,13 +258,18 @@ def test_no_room_for_a_moment_is_told_to_its_owner_and_no_rows_are_missing(pair,
         assert made.check_moments() == (made.steps, made.steps - 1, made.steps - 2)
 
 
-@pytest.mark.parametrize("column", ["weights", "age"])
-@pytest.mark.parametrize("value", [0, 3])
+@pytest.mark.parametrize(
+    ("column", "value"), [("weights", 0), ("weights", 3), ("weights", "exchanged"), ("age", 0), ("age", 3)]
+)
 def test_overwritten_rows_are_found(pair, column, value):
     made = pair()
     made.train(10)
     segment = made.left()
-    next(each.columns[column] for each in segment.held_shards() if column in each.columns)[:2] = value
+    rows = next(each.columns[column] for each in segment.held_shards() if column in each.columns)[:4]
+    if value == "exchanged":
+        rows[:] = rows.flip(0).clone()
+    else:
+        rows[:] = value
     with pytest.raises(DamagedMemoryError, match=r"rows of shard \d differ from their checksum"):
         DeadCopy(segment).check()
 

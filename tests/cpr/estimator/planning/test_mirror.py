@@ -19,7 +19,7 @@ from cpr.estimator.planning.mirror import (
 )
 from cpr.estimator.planning.mirror_plan import SIZES, plan_mirror
 from cpr.estimator.planning.mirror_text import as_text
-from cpr.mirror.mirror import PASS_BYTES
+from cpr.mirror.copy import PASS_BYTES
 from tests.cpr.estimator.planning.jobs import HOUR, KAGGLE, jobs
 
 MIRROR = MirrorModel(rows=10_000_000, row_bytes=260, changed_rows=40_000, step_s=0.25, workers=2)
