@@ -129,8 +129,10 @@ class Result:
 
     @property
     def module(self) -> Path | None:
-        """The experiment's own module, which describes it and draws its pictures; None if there is none."""
-        found = EXPERIMENTS / f"{self.name}.py", EXPERIMENTS / self.name / "run.py"
+        """The module that measured it, describes it and draws its pictures; None if there is none left."""
+        named = re.search(r"-m experiments\.(\w+)", self.command)
+        name = named[1] if named else self.name
+        found = EXPERIMENTS / f"{name}.py", EXPERIMENTS / name / "run.py"
         return next((path for path in found if path.exists()), None)
 
     @property
