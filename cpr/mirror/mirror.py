@@ -498,21 +498,29 @@ def start_mirror(
         )
     except (OSError, NotEnoughMemoryError) as error:
         problem = error
-    on_all = group.gather((problem, last_place, num_bytes))
-    for cause, place, _ in on_all:
-        if cause is None:
-            continue
-        if mirror is not None:
-            mirror.close(remove=True)
-        else:
-            keeper.close(remove=True)
-        if place and isinstance(cause, NotEnoughMemoryError):
-            needed = size_text(sum(each for _, other, each in on_all if other == place))
-            raise NotEnoughMemoryError(
-                f"{place} has no room for the mirrors that it is to keep, {needed} of rows: {cause}"
-            ) from cause
-        raise cause
+    try:
+        _raise_first(group.gather((problem, last_place, num_bytes)))
+    except (OSError, NotEnoughMemoryError):
+        (mirror or keeper).close(remove=True)
+        raise
     return mirror
+
+
+def _raise_first(on_all: Sequence[tuple[Exception | None, str, int]]) -> None:
+    """Raise the problem of the lowest rank that has one.
+
+    Args:
+        on_all: of each rank: its problem, the last place where it tried to have its mirror kept (empty: it
+            did not come so far), and the bytes of the rows in its mirror.
+    """
+    for problem, place, _ in on_all:
+        if place and isinstance(problem, NotEnoughMemoryError):
+            needed = size_text(sum(num_bytes for _, other, num_bytes in on_all if other == place))
+            raise NotEnoughMemoryError(
+                f"{place} has no room for the mirrors that it is to keep, {needed} of rows: {problem}"
+            ) from problem
+        if problem is not None:
+            raise problem
 
 
 def _log_no_effect(group: RankGroup, why: str) -> None:

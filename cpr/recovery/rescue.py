@@ -30,7 +30,7 @@ from cpr.recovery.decide.inventory import (
     Inventory,
     bring_to_steps,
     examine,
-    has_damaged_mirrors,
+    note_damaged_mirrors,
 )
 from cpr.recovery.decide.lineage import Directory, SavedState
 from cpr.recovery.worker.memory import Claimed, Counters
@@ -117,7 +117,7 @@ def _put_together(claimed: Sequence[Claimed], refused: Sequence[str]) -> Rescued
     segments = tuple(examine(each, found) for each in claimed)
     found.report = replace(found.report, segments=segments)
     state = assess([found.report], Directory())
-    while has_damaged_mirrors(state, found):
+    while note_damaged_mirrors(state, found):
         state = assess([found.report], Directory())
     if state.slot is None or state.slot_of is None:
         raise ResidentMemoryError("no worker of this run had finished a step: there is nothing to be saved")

@@ -156,7 +156,7 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
     )
 
 
-def has_damaged_mirrors(found: Assessment, own: Inventory) -> bool:
+def note_damaged_mirrors(found: Assessment, own: Inventory) -> bool:
     """Look at all rows of the mirrors that would be used; damaged ones are reported as such from now on.
 
     Returns:

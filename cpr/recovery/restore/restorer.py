@@ -27,7 +27,7 @@ from cpr.recovery.decide.inventory import (
     PROGRESS_STATE,
     Inventory,
     bring_to_steps,
-    has_damaged_mirrors,
+    note_damaged_mirrors,
     refuse_unreadable,
     take_inventory,
 )
@@ -173,7 +173,7 @@ class Restorer:
             refuse_unreadable(reports)
             self._refuse_stopped(reports)
             found = assess(reports, self._directory)
-            if not found.mirrored or not any(self._group.gather(has_damaged_mirrors(found, own))):
+            if not found.mirrored or not any(self._group.gather(note_damaged_mirrors(found, own))):
                 return reports, found
 
     @property
