@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpr.versions import check_versions
 from dlrm.config.recipe import load_resumed
 from dlrm.launch.arguments import Parser, add_run
 from dlrm.launch.files import replace_text
 from dlrm.launch.process import exit_code_of, leave, quiet_libraries
 from dlrm.launch.stop_signal import StopSignal
-from dlrm.launch.versions import check_versions
 
 if TYPE_CHECKING:  # torch takes seconds
     from dlrm.inference.evaluating import Evaluation

@@ -9,10 +9,10 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from cpr.versions import check_versions
 from dlrm.launch.arguments import Parser, add_run
 from dlrm.launch.process import exit_code_of, leave, quiet_libraries
 from dlrm.launch.stop_signal import StopSignal
-from dlrm.launch.versions import check_versions
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cpr import forkserver
+from cpr.versions import IncompatiblePackagesError, check_versions
 from dlrm.config.recipe import load_config, load_resumed, load_warm_started, recipe_names
 from dlrm.config.reference import describe, sections
 from dlrm.config.schema import STRATEGIES, Config
@@ -20,7 +21,6 @@ from dlrm.launch.arguments import Parser
 from dlrm.launch.malloc import ask_for_huge_pages
 from dlrm.launch.process import exit_code_of, leave, quiet_libraries
 from dlrm.launch.stop_signal import StopSignal
-from dlrm.launch.versions import IncompatiblePackagesError, check_versions
 
 
 class _Help(argparse.Action):

@@ -56,7 +56,7 @@ quiet_pip install --constraint "$locks/cuda.lock" "torch$same$version"
 echo "Installing requirements/$device.lock and requirements/dev.lock"
 quiet_pip install --no-deps -r "$locks/$device.lock" -r "$locks/dev.lock"
 # Images for machines with a GPU are often made on one without: training checks again, so go on.
-"$venv/bin/python" -m dlrm.launch.versions "$device" || [ "$device" = cuda ]
+"$venv/bin/python" -m cpr.versions "$device" || [ "$device" = cuda ]
 
 rm "$unfinished"
 touch "$venv/installed-$device"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm.launch.versions import PAIRINGS, TORCHREC_NEEDS
+from cpr.versions import PAIRINGS, TORCHREC_NEEDS
 
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ROOT / "requirements"
@@ -148,7 +148,7 @@ def test_the_wheel_holds_code_and_recipes_and_imports_from_elsewhere(tmp_path):
     expected = {name for name in listed if re.match(r"(data|dlrm|cpr)/.*\.(py|toml)$", name)}
     assert expected <= inside
     assert not [name for name in inside if name.startswith(("examples/", "experiments/", "tests/"))]
-    code = "import data, dlrm.launch.versions as c; print(c.__file__); c.check_versions('cpu')"
+    code = "import data, cpr.versions as c; print(c.__file__); c.check_versions('cpu')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

@@ -171,4 +171,4 @@ def test_parquet_that_is_fit_is_indexed(tmp_path, monkeypatch, capsys):
 
 
 def test_versions_that_fit_are_said():
-    run(command("README.md", "dlrm.launch.versions"))
+    run(command("README.md", "cpr.versions"))

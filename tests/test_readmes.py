@@ -214,7 +214,7 @@ def check_module(module, arguments, check, parse):
         check(["cpr", *arguments])
     elif module == "pytest":
         assert all((ROOT / each).exists() for each in arguments if each.startswith("tests/"))
-    elif module == "dlrm.launch.versions":
+    elif module == "cpr.versions":
         assert arguments in (["cpu"], ["cuda"])
     else:
         parse(runpy.run_module, module, arguments)

@@ -19,7 +19,7 @@ from cpr.humanize import size_text
 from cpr.resident.cleanup import occupied
 from cpr.resident.folders import ROOT_VARIABLE, user_folder
 
-VERSIONS: Final = (sys.executable, "-m", "dlrm.launch.versions")
+VERSIONS: Final = (sys.executable, "-m", "cpr.versions")
 """In a process of its own: libraries that do not fit may end theirs."""
 LEAST_MEMORY_BYTES: Final = 10**9
 """Containers get 64 MB of shared memory by default, which is too little for any job."""

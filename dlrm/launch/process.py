@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from cpr.errors import CheckpointError, LockedError, MismatchError, ResidentMemoryError, RunStoppedError
+from cpr.versions import IncompatiblePackagesError
 from dlrm.launch.stop_signal import StopRequested, StopSignal
-from dlrm.launch.versions import IncompatiblePackagesError
 
 FAILED: Final = 1
 USER_MISTAKE: Final = 2

@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from cpr import Changes
 from cpr.errors import CheckpointError
+from cpr.versions import check_versions
 from dlrm.config.schema import Config
 from dlrm.fault_tolerance.setup import open_recovery
 from dlrm.launch.device import Ranks, resolve_device
 from dlrm.launch.malloc import keep_freed_memory
 from dlrm.launch.process import MISTAKES, quiet_libraries
 from dlrm.launch.stop_signal import StopSignal
-from dlrm.launch.versions import check_versions
 from dlrm.telemetry.report import Report, format_report
 from dlrm.training.build import build, start_process_group
 from dlrm.training.data import prepare

@@ -22,7 +22,7 @@ def test_cuda_installs_and_only_the_driver_may_be_missing(tmp_path):
     python = tmp_path / ".venv/bin/python"
     subprocess.run([python, "-c", code], check=True)
     checked = subprocess.run(
-        [python, "-m", "dlrm.launch.versions", "cuda"],
+        [python, "-m", "cpr.versions", "cuda"],
         check=False,
         cwd=tmp_path,
         capture_output=True,

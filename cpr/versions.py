@@ -3,7 +3,7 @@
 FBGEMM is compiled against one minor version of torch, and torchrec is written for one of FBGEMM; other
 mixtures fail late and obscurely. FBGEMM also comes as two packages, `fbgemm-gpu` and `fbgemm-gpu-cpu`, that
 overwrite each other's files. Package metadata is checked first, which takes milliseconds and works when
-nothing can be imported; then operators are looked up. On the command line: `python -m dlrm.launch.versions
+nothing can be imported; then operators are looked up. On the command line: `python -m cpr.versions
 cpu`.
 """
 

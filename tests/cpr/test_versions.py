@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrm.launch import versions as compatibility
-from dlrm.launch.versions import FBGEMM_BUILDS, PAIRINGS, IncompatiblePackagesError, check_versions
+from cpr import versions as compatibility
+from cpr.versions import FBGEMM_BUILDS, PAIRINGS, IncompatiblePackagesError, check_versions
 
 FITTING_CPU = {"torch": "2.13.0+cpu", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}
 FITTING_CUDA = {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"}
@@ -107,11 +107,11 @@ def test_an_operator_that_is_not_there_is_noticed(monkeypatch):
 def test_metadata_is_checked_before_torch_is_imported():
     code = (
         "import sys\n"
-        "from dlrm.launch.versions import check_versions\n"
+        "from cpr.versions import check_versions\n"
         "try: check_versions('cuda')\n"
         "except RuntimeError as error: print(type(error).__name__, 'torch' in sys.modules)\n"
     )
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() in {"IncompatiblePackagesError False", ""}  # silent where CUDA is installed
 
