@@ -9,6 +9,7 @@
 #   make clean            remove what the commands above made, except runs/
 #
 #   make DEVICE=cuda ...  install and train for CUDA: one process a GPU instead of two on the CPU
+#   make DEVICE=cuda gpu-check   whether the trainer works on this machine's GPU, and how fast: eight minutes
 #   make PYTHON=... ...   the interpreter to make .venv with; without it the first that fits
 
 DEVICE ?= cpu
@@ -24,7 +25,7 @@ INSTALLED := $(VENV)/installed-$(DEVICE)
 DATASET := datasets/tiny
 PROCESSES := $(if $(filter cuda,$(DEVICE)),gpu,2)
 
-.PHONY: train demo test check lint unit system install lock clean
+.PHONY: train demo gpu-check test check lint unit system install lock clean
 
 # One thread a process: on the CPU two processes share two cores (torchrun would choose the same, and say so).
 train: $(INSTALLED) $(DATASET)/dataset.json
@@ -33,6 +34,9 @@ train: $(INSTALLED) $(DATASET)/dataset.json
 
 demo: $(INSTALLED) $(DATASET)/dataset.json
 	$(BIN)/python -m examples.recovery_demo --dataset $(DATASET)
+
+gpu-check: $(INSTALLED)
+	$(BIN)/python -m experiments.gpu
 
 test: unit system
 

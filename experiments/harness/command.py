@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+import torch
+
 from experiments.harness.network import NoNetworkError, check_possible
 
 
@@ -32,3 +34,13 @@ def require_links(parser: argparse.ArgumentParser) -> None:
         check_possible()
     except NoNetworkError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
+
+
+def require_gpu(parser: argparse.ArgumentParser) -> None:
+    """End the command with status 1 and a reason if torch finds no GPU here."""
+    if not torch.cuda.is_available():
+        parser.exit(
+            1,
+            f"{parser.prog}: this needs an NVIDIA GPU, and torch {torch.__version__} finds none; with "
+            "`make DEVICE=cuda install` torch has CUDA, and `cpr doctor` says what else is missing\n",
+        )

@@ -54,14 +54,18 @@ class Launch:
     process: "subprocess.Popen[bytes]"
     output: IO[str]
 
-    def check_ended_well(self) -> None:
-        """Wait until the launcher ends.
+    def check_ended_well(self, timeout_s: float | None = None) -> None:
+        """Wait until the launcher ends; None: as long as it takes.
 
         Raises:
-            RuntimeError: it failed; the message holds the end of its output.
+            RuntimeError: it failed, or took longer; the message holds the end of its output.
         """
-        if self.process.wait():
-            raise self.failure(f"ended with status {self.process.returncode}")
+        try:
+            status = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise self.failure(f"took longer than {timeout_s:.0f} s") from None
+        if status:
+            raise self.failure(f"ended with status {status}")
 
     def failure(self, what: str) -> RuntimeError:
         """An error that says what happened to the run, with the end of its output."""
@@ -97,6 +101,7 @@ def torchrun(
     processes: int,
     threads: int,
     environment: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
 ) -> None:
     """Run a module under torchrun to its end.
 
@@ -106,13 +111,14 @@ def torchrun(
         processes: workers on this machine.
         threads: threads of each worker.
         environment: variables for the workers in addition to those of this process.
+        timeout_s: see `Launch.check_ended_well`.
 
     Raises:
-        RuntimeError: the launcher failed; the message holds the end of its output.
+        RuntimeError: the launcher failed or took too long; the message holds the end of its output.
     """
     command = torchrun_command(module, arguments, processes)
     with running(command, threads=threads, environment=environment) as launch:
-        launch.check_ended_well()
+        launch.check_ended_well(timeout_s)
 
 
 def measure_under_torchrun(
@@ -122,6 +128,7 @@ def measure_under_torchrun(
     processes: int,
     threads: int,
     environment: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
 ) -> dict[str, Any]:
     """Run workers under torchrun and return what rank 0 measured.
 
@@ -131,13 +138,15 @@ def measure_under_torchrun(
         processes: see `torchrun`.
         threads: see `torchrun`.
         environment: see `torchrun`.
+        timeout_s: see `torchrun`.
 
     Raises:
-        RuntimeError: the launcher failed; the message holds the end of its output.
+        RuntimeError: the launcher failed or took too long; the message holds the end of its output.
     """
     with tempfile.TemporaryDirectory(prefix="experiment-") as scratch:
         out = Path(scratch) / "measured.json"
         request = json.dumps({**job, "scratch": scratch, "out": str(out)})
-        torchrun(module, [request], processes=processes, threads=threads, environment=environment)
+        limits: dict[str, Any] = {"processes": processes, "threads": threads, "timeout_s": timeout_s}
+        torchrun(module, [request], environment=environment, **limits)
         measured: dict[str, Any] = json.loads(out.read_text())
         return measured

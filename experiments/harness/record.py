@@ -139,21 +139,22 @@ class Record:
     def publish(
         self,
         figures: Mapping[str, float | None],
-        draw: Callable[[Row, Path], object],
+        draw: Callable[[Row, Path], object] | None,
         notes: Mapping[str, str] | None = None,
     ) -> int:
         """Finish the result, draw its pictures and print its figures.
 
         Args:
             figures: see `finish`.
-            draw: takes the stored result and the folder for its pictures (`experiments.harness.pictures`).
+            draw: takes the stored result and the folder for its pictures; None: it has none.
             notes: see `finish`.
 
         Returns:
             0, the exit status of the experiment's command.
         """
         path = self.finish(figures, notes)
-        draw(json.loads(path.read_text()), path.parent)
+        if draw is not None:
+            draw(json.loads(path.read_text()), path.parent)
         for name, value in figures.items():
             print(f"{name}: {'not measured' if value is None else f'{value:.6g}'}")
         print(f"stored in {path}")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -19,12 +20,15 @@ from dlrm.training.build import start_process_group
 from experiments.harness.record import Row
 from experiments.harness.workers import ANSWER
 
+CPU: Final = torch.device("cpu")
+
 
 @contextmanager
-def worker_process_group(*, keeps_memory: bool = True) -> Iterator[Ranks]:
-    """An open CPU process group, closed at the end of the block unless that fails.
+def worker_process_group(*, keeps_memory: bool = True, device: torch.device = CPU) -> Iterator[Ranks]:
+    """An open process group, closed at the end of the block unless that fails.
 
     Args:
+        device: of this worker; decides the backend.
         keeps_memory: keep freed memory in the process, as the trainer does (`dlrm.launch.malloc`).
     """
     for library in ("torchrec", "torch.fx"):
@@ -32,7 +36,7 @@ def worker_process_group(*, keeps_memory: bool = True) -> Iterator[Ranks]:
     if keeps_memory:
         keep_freed_memory()
     ranks = Ranks.from_environment()
-    start_process_group(ranks, torch.device("cpu"))
+    start_process_group(ranks, device)
     yield ranks
     dist.destroy_process_group()
 

@@ -20,6 +20,7 @@ from dlrm.launch.device import Ranks
 from dlrm.training.data import Inputs
 
 CORES: Final = 2
+CPU: Final = torch.device("cpu")
 
 Ids = npt.NDArray[np.int64]
 
@@ -117,13 +118,14 @@ def inputs_of(
     features: tuple[Feature, ...],
     loader: object,
     test_loader: object | None = None,
+    device: torch.device = CPU,
 ) -> Inputs:
-    """Inputs of a training on the CPU without a data set; loaders have what is used of a `DataLoader`."""
+    """Inputs of a training without a data set; loaders have what is used of a `DataLoader`."""
     return Inputs(
         config=config,
         recipe=recipe,
         ranks=ranks,
-        device=torch.device("cpu"),
+        device=device,
         manifest=DatasetManifest(features=features, parts=()),
         loader=cast("DataLoader", loader),
         test_loader=cast("DataLoader", test_loader or loader),

@@ -31,31 +31,36 @@ CPU = torch.device("cpu")
 
 
 class TorchRecDLRM:
-    """TorchRec's DLRM and its optimizers, on the CPU under an open process group.
+    """TorchRec's DLRM and its optimizers, under an open process group.
 
     Args:
         config: shape of the network, precision, learning rates; tables and dense part by SGD.
         features: one table each.
         batch_size: samples of one rank in a step.
+        device: of this rank.
 
     Raises:
         ValueError: `config` has optimizers other than SGD.
     """
 
-    def __init__(self, config: Config, features: tuple[Feature, ...], batch_size: int) -> None:
+    def __init__(
+        self, config: Config, features: tuple[Feature, ...], batch_size: int, device: torch.device = CPU
+    ) -> None:
         if (config.tables.optimizer, config.dense.optimizer) != ("sgd", "sgd"):
             raise ValueError("the comparison needs equal optimizers, and TorchRec's side has SGD")
         self._mixed = config.train.precision == "bf16"
-        network = _network(config, features)
+        self._device = device
+        network = _network(config, features, device)
         apply_optimizer_in_backward(
             SGD, network.model.sparse_arch.parameters(), {"lr": config.tables.learning_rate}
         )
         sharders: list[Any] = [EmbeddingBagCollectionSharder()]
         planner = EmbeddingShardingPlanner(
-            topology=Topology(world_size=dist.get_world_size(), compute_device="cpu"), batch_size=batch_size
+            topology=Topology(world_size=dist.get_world_size(), compute_device=device.type),
+            batch_size=batch_size,
         )
         plan = planner.collective_plan(network, sharders, dist.group.WORLD)
-        self.model = DistributedModelParallel(network, device=CPU, plan=plan, sharders=sharders)
+        self.model = DistributedModelParallel(network, device=device, plan=plan, sharders=sharders)
         self.optimizer = KeyedOptimizerWrapper(
             dict(in_backward_optimizer_filter(self.model.named_parameters())),
             lambda parameters: SGD(parameters, lr=config.dense.learning_rate, fused=True),
@@ -65,13 +70,15 @@ class TorchRecDLRM:
         """Train on all batches in a plain loop."""
         for batch in _as_torchrec(batches):
             self.optimizer.zero_grad()
-            loss, _ = self._forward(batch)
+            loss, _ = self._forward(batch.to(self._device, non_blocking=True))
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
 
     def train_pipelined(self, batches: Iterable[ours.Batch]) -> None:
         """Train under TorchRec's pipeline, which exchanges the ids of the next batch during a step."""
-        pipeline = TrainPipelineSparseDist(self.model, self.optimizer, CPU, custom_model_fwd=self._forward)
+        pipeline = TrainPipelineSparseDist(
+            self.model, self.optimizer, self._device, custom_model_fwd=self._forward
+        )
         waiting = _as_torchrec(batches)
         while True:
             try:
@@ -80,12 +87,12 @@ class TorchRecDLRM:
                 return
 
     def _forward(self, batch: Batch | None) -> tuple[Tensor, Any]:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._mixed):
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._mixed):
             loss, output = self.model(batch)
         return loss, output
 
 
-def _network(config: Config, features: tuple[Feature, ...]) -> DLRMTrain:
+def _network(config: Config, features: tuple[Feature, ...], device: torch.device) -> DLRMTrain:
     tables = [
         EmbeddingBagConfig(
             name=f"table_{feature.name}",
@@ -101,7 +108,7 @@ def _network(config: Config, features: tuple[Feature, ...]) -> DLRMTrain:
             len(DENSE_NAMES),
             list(config.model.bottom_mlp),
             list(config.model.top_mlp),
-            dense_device=CPU,
+            dense_device=device,
         )
     )
 
