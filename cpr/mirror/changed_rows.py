@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -50,8 +50,6 @@ class ChangedRows:
             if any(table.extent in numbers for table in group.tables)
         ]
         self._layouts = [LookupLayout.of(group) for group, _ in self._groups]
-        self._seen: list[Tensor | None] = [None] * len(self._groups)
-        """Rows of the newest pass of each group."""
         self._changed: list[Rows] = []
         """Of each pass since they were taken, or of several together."""
         self._count, self._num_rows = 0, sum(shard.num_rows for shard in shards)
@@ -59,8 +57,6 @@ class ChangedRows:
         told: set[int | None] = set()
         self._hooks.enter_context(watch_lookups([group for group, _ in self._groups], self._see))
         for number, (group, _) in enumerate(self._groups):
-            hook = partial(self._after_forward, number)
-            self._hooks.enter_context(group.emb_module.register_forward_hook(hook))
             for table, columns in row_columns(group.emb_module).items():
                 self._watch(columns, partial(self._note_rows_of, number, table))
                 if group.emb_module.optimizer not in UPDATED_IN_FORWARD:
@@ -85,12 +81,8 @@ class ChangedRows:
         self._hooks.remove()
 
     def _see(self, number: int, lookups: Lookups) -> None:
-        self._seen[number] = lookups.rows
-
-    def _after_forward(self, number: int, module: nn.Module, inputs: Any, output: Any) -> None:
-        rows, self._seen[number] = self._seen[number], None
-        if rows is not None and rows.numel() and output.requires_grad:
-            output.register_hook(lambda _: self._note(number, rows))
+        if lookups.ids.numel():
+            self._note(number, lookups.rows)
 
     def _watch(self, columns: RowColumns, watcher: Callable[[Tensor], object]) -> None:
         columns.watchers.append(watcher)

@@ -145,11 +145,12 @@ class Lookups:
 
 
 def watch_lookups(groups: Sequence[TableGroup], callback: Callable[[int, Lookups], object]) -> Hooks:
-    """Call `callback` with the lookups of each training forward pass in the rows of this rank.
+    """Call `callback` with the lookups of each training pass in the rows of this rank.
 
-    The callback runs once for each FBGEMM module and pass, in the training thread, after FBGEMM's own check
-    has put ids in bounds and before any row changes; not in evaluation (`eval()` or without gradients). It
-    never waits for a GPU.
+    The callback runs once for each FBGEMM module and pass, in the thread of the backward pass, when the
+    gradient of the module's output is there and before it changes any row. So a lookup counts in the step
+    that trains its rows, even if a schedule makes it earlier, and evaluation not at all. It never waits for a
+    GPU.
 
     Args:
         groups: from `table_groups`. Their `forward` may be replaced, before or later.
@@ -170,11 +171,15 @@ def _lookup_hook(layout: LookupLayout, callback: Callable[[Lookups], object]) ->
     spreads = Spreads()
 
     def after_forward(tbe: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if not (tbe.training and torch.is_grad_enabled()):
+        if not (tbe.training and output.requires_grad):
             return
         given = dict(zip(("indices", "offsets"), args, strict=False)) | named
-        ids = given["indices"].to(torch.int64)
-        callback(Lookups(layout=layout, ids=ids, ends=feature_ends(layout, given), spreads=spreads))
+
+        def with_gradient(_: Tensor) -> None:
+            ids = given["indices"].to(torch.int64)
+            callback(Lookups(layout=layout, ids=ids, ends=feature_ends(layout, given), spreads=spreads))
+
+        output.register_hook(with_gradient)  # a new tensor each pass, so the hook needs no removal
 
     return after_forward
 

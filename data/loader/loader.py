@@ -1,10 +1,11 @@
 """The data loader of one rank: prefetches batches in the background and has an exact position."""
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from numbers import Integral
 from typing import Any, Final
 
@@ -101,6 +102,10 @@ class DataLoader:
         self._epoch = 0
         self._phases = [self._shape]
         self._feed: Feed[list[Batch]] | None = None
+        self._ahead: deque[Batch] = deque()
+        """Batches after the current position that `upcoming` has shown."""
+        self._unseen: Iterator[Batch] = iter(())
+        """The batches after them."""
         self._check_size()  # before room for batches that the data could not fill
         on_gpu = device.type == "cuda"
         self._assembler = Assembler(keys, config.batch_size, pin_memory=on_gpu)
@@ -123,13 +128,23 @@ class DataLoader:
         try:
             feed.start()
             batches = chain.from_iterable(feed)
-            for batch in batches if self._copies is None else self._copies.over(batches):
+            self._ahead.clear()
+            self._unseen = iter(batches if self._copies is None else self._copies.over(batches))
+            while self.upcoming(1):
                 feed.check_open()
                 self._advance()
-                yield batch
+                yield self._ahead.popleft()
             self._epoch, self._phases = self._epoch + 1, [self._shape]
         finally:
             feed.close()
+
+    def upcoming(self, count: int) -> list[Batch]:
+        """The next batches of the epoch that is being read, at most `count`; the position stays where it is.
+
+        Waits until they are read, and raises what reading them raises.
+        """
+        self._ahead += islice(self._unseen, max(0, count - len(self._ahead)))
+        return list(islice(self._ahead, count))
 
     @property
     def epoch(self) -> int:

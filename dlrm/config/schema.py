@@ -557,6 +557,10 @@ class TrainConfig:
     """Stop training after this many evaluations in a row without a better value of `keep_best`. 0: never."""
     min_improvement: float = 0.0
     """With `patience`: smaller improvements do not count."""
+    pipeline: Literal["none", "prefetch"] = "none"
+    """What runs while the model computes. `none`: nothing. `prefetch`: the exchange of the next batch's
+    embeddings and of the ids of the batch after it; the results are those of `none` to the last bit, because
+    rows that change meanwhile are sent again."""
     log_every_steps: int = 100
     """Steps between lines of metrics."""
     run_folder: str = "runs"

@@ -10,7 +10,7 @@ once, as in FBGEMM's exact optimizers (`dlrm.config.table_optimizers`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
@@ -53,18 +53,28 @@ class _Lookup(torch.autograd.Function):
         ctx: Any,
         anchor: Tensor,  # requires grad, so that autograd calls backward
         lookup: "HostLookup",
-        rows: Tensor,
-        starts: Tensor,
-        places: Tensor | None,
-        factors: Tensor | None,
+        reads: "Reads",
     ) -> Tensor:
-        ctx.lookup, ctx.rows, ctx.places, ctx.factors = lookup, rows, places, factors
-        return lookup.bags.pool(lookup.weights, rows, starts, factors, one_hot=places is None)
+        ctx.lookup, ctx.reads = lookup, reads
+        return lookup.bags.pool(lookup.weights, reads)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
-        ctx.lookup.update(ctx.rows, ctx.places, ctx.factors, grad)
-        return None, None, None, None, None, None
+        ctx.lookup.update(ctx.reads, grad)
+        return None, None, None
+
+
+class Reads(NamedTuple):
+    """What a lookup reads from a joint table."""
+
+    rows: Tensor
+    """Of each id, `[N]`."""
+    starts: Tensor
+    """Where each bag starts among the rows, `[B * F]`."""
+    places: Tensor | None
+    """Row of the output, seen as `[B * F, dim]`, into which each id is summed, `[N]`; None: id k, row k."""
+    factors: Tensor | None
+    """Weight of each id, fp32 `[N]`; None: 1."""
 
 
 class _Bags:
@@ -82,14 +92,8 @@ class _Bags:
         self._one_hot_offsets = torch.zeros(1, dtype=torch.int64)
         self._one_hot_starts = torch.zeros(0, dtype=self.index_dtype)
 
-    def rows(
-        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Rows to read, the start of each bag among them, position of each row's gradient, and its factor.
-
-        The positions are rows of the output's gradient seen as `[B * F, dim]`; None if row k belongs to k.
-        The factors are the weights in the order of the rows, fp32; None without weights.
-        """
+    def reads(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None) -> Reads:
+        """What the arguments of an FBGEMM module's `forward` read."""
         if per_sample_weights is not None and per_sample_weights.requires_grad:
             raise ValueError("weights of ids get no gradient in the host lookup; detach them")
         factors = None if per_sample_weights is None else per_sample_weights.to(torch.float32)
@@ -101,23 +105,26 @@ class _Bags:
             rows = (indices.view(self.num_features, batch) + self.first_rows.unsqueeze(1)).t().reshape(-1)
             if factors is not None:
                 factors = factors.view(self.num_features, batch).t().reshape(-1)
-            return rows, self._one_hot_starts, None, factors
+            return Reads(rows, self._one_hot_starts, None, factors)
         ends = offsets[:: max(batch, 1)]
         rows = indices + self.first_rows.repeat_interleave(ends.diff()[: self.num_features])
         # bag (feature f, sample b) is row b * F + f of the output
         places = torch.arange(num_bags, dtype=self.index_dtype).view(batch, self.num_features).t().reshape(-1)
         places = places.repeat_interleave(offsets.diff())
-        return rows, offsets[:-1].to(self.index_dtype), places, factors
+        return Reads(rows, offsets[:-1].to(self.index_dtype), places, factors)
 
-    def pool(
-        self, weights: Tensor, rows: Tensor, starts: Tensor, factors: Tensor | None, one_hot: bool
-    ) -> Tensor:
+    def pool(self, weights: Tensor, reads: Reads) -> Tensor:
         """Sum the rows of each bag, each times its factor: `[B, F * dim]` in the output dtype."""
-        table = weights.view(-1, self.dim)
-        pooled = embedding_bag(rows, table, starts, mode="sum", per_sample_weights=factors)
-        if not one_hot:
+        pooled = self.sums(weights, reads)
+        if reads.places is not None:
             pooled = pooled.view(self.num_features, -1, self.dim).transpose(0, 1)
-        return pooled.to(self.output_dtype).reshape(-1, self.num_features * self.dim)
+        return pooled.reshape(-1, self.num_features * self.dim)
+
+    def sums(self, weights: Tensor, reads: Reads) -> Tensor:
+        """Sum the rows of each bag, each times its factor: `[bags, dim]`, in the output dtype."""
+        table = weights.view(-1, self.dim)
+        summed = embedding_bag(reads.rows, table, reads.starts, mode="sum", per_sample_weights=reads.factors)
+        return summed.to(self.output_dtype)
 
     def _is_one_hot(self, indices: Tensor, offsets: Tensor) -> bool:
         if indices.numel() != offsets.numel() - 1:
@@ -138,6 +145,8 @@ class HostLookup:
             [spec[0] for spec in tbe.embedding_specs], tbe.feature_table_map, tbe.dims[0], output_dtype
         )
         self._anchor = torch.zeros((), requires_grad=True)
+        self.newest: Reads | None = None
+        """What the newest lookup reads; None: there was none."""
 
     @staticmethod
     def suits(tbe: nn.Module) -> bool:
@@ -169,19 +178,20 @@ class HostLookup:
         Raises:
             ValueError: the weights require a gradient.
         """
-        rows, starts, places, factors = self.bags.rows(indices, offsets, per_sample_weights)
+        self.newest = self.bags.reads(indices, offsets, per_sample_weights)
         apply = cast("Callable[..., Tensor]", _Lookup.apply)
-        return apply(self._anchor, self, rows, starts, places, factors)
+        return apply(self._anchor, self, self.newest)
 
-    def update(self, rows: Tensor, places: Tensor | None, factors: Tensor | None, grad: Tensor) -> None:
+    def sums(self, reads: Reads) -> Tensor:
+        """Sum the rows of some bags as a lookup does, without a gradient: `[bags, dim]`."""
+        return self.bags.sums(self.weights, reads)
+
+    def update(self, reads: Reads, grad: Tensor) -> None:
         """Sum the gradients of each row that was read, and let the optimizer update it.
 
-        Args:
-            rows: table row of each id, `[N]`.
-            places: position of each id's gradient in `grad` seen as `[B * F, dim]`; None: the same.
-            factors: by which each row was multiplied, fp32 `[N]`; None: 1.
-            grad: gradient of the pooled embeddings, `[B, F * dim]`.
+        `grad` is that of the pooled embeddings, `[B, F * dim]`.
         """
+        rows, _, places, factors = reads
         if rows.numel() == 0:
             return
         ordered, permutation = torch.sort(rows)
@@ -223,8 +233,7 @@ class ReplicatedLookup:
 
     def __call__(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look up and pool as `HostLookup` does."""
-        rows, starts, places, factors = self._bags.rows(indices, offsets, per_sample_weights)
-        return self._bags.pool(self._tbe.weights, rows, starts, factors, one_hot=places is None)
+        return self._bags.pool(self._tbe.weights, self._bags.reads(indices, offsets, per_sample_weights))
 
 
 def use_host_lookups(tables: Iterable[nn.Module], output_dtype: torch.dtype) -> int:

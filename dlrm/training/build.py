@@ -29,6 +29,7 @@ from dlrm.launch.device import Ranks, of_rank_0
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.models.mlp import ONEDNN_DTYPES
 from dlrm.optim.build import Optimizers
+from dlrm.pipeline.schedules import make_schedule
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.plan import format_plan
 from dlrm.sharding.splitting.planning.planner import keep_ordinary, plan_heads
@@ -139,6 +140,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
     trainer = Trainer(
         config=config.train,
         model=model,
+        schedule=make_schedule(config.train.pipeline, model),
         optimizers=optimizers,
         replicas=_dense_sync(config, model, optimizers),
         loader=inputs.loader,

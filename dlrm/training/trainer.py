@@ -22,9 +22,9 @@ from dlrm.dense_sync import DenseSync
 from dlrm.fault_tolerance.session import Session
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.metrics import MetricValues
-from dlrm.models.contract import Objective, objective_of
 from dlrm.optim.build import Optimizers
 from dlrm.optim.norms import local_norms
+from dlrm.pipeline.schedules import Schedule
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.telemetry.recorder import Recorder
 from dlrm.training.best import Selection
@@ -63,6 +63,8 @@ class Trainer:
     config: TrainConfig
     model: nn.Module
     """A model as `dlrm.models.contract` describes; updates its tables in the backward pass."""
+    schedule: Schedule
+    """Runs the model's forward and backward passes."""
     optimizers: Optimizers
     replicas: DenseSync
     loader: DataLoader
@@ -169,10 +171,6 @@ class Trainer:
         return LateScalars(on_gpu=self.device.type == "cuda")
 
     @cached_property
-    def _objective(self) -> Objective:
-        return objective_of(self.model)
-
-    @cached_property
     def _dense(self) -> dict[str, nn.Parameter]:
         """The dense parameters by name."""
         dense = {id(parameter) for parameter in dense_parameters(self.model)}
@@ -237,11 +235,8 @@ class Trainer:
 
     def _train_on(self, batch: Batch) -> None:
         started_s = time.perf_counter()
-        batch = batch.to(self.device, non_blocking=True)
         self.optimizers.begin_step(self.steps_done)
-        outputs = self.model(batch.dense, batch.sparse)
-        loss = self._objective.loss(outputs, batch.labels)
-        loss.backward()  # type: ignore[no-untyped-call]  # also updates the tables
+        loss, logits = self.schedule.step(batch, self._upcoming)
         # ranks share these scalars in the collective that averages the gradients: no extra latency
         finite_check = self._finite_check().to(loss.device)
         flags = [loss.new_full((), flag) for flag in self._stop_flags]
@@ -259,7 +254,7 @@ class Trainer:
             step=self.steps_done,
             samples=self.samples_done,
             loss=loss,
-            logits=self._objective.logits(outputs),
+            logits=logits,
             labels=batch.labels,
             learning_rates=self.optimizers.learning_rates,
         )
@@ -268,6 +263,12 @@ class Trainer:
             self._record_costs()
         if stop:
             self._leave(at_once=bool(at_once))
+
+    def _upcoming(self, count: int) -> Sequence[Batch]:
+        """The next batches that will be trained, at most `count`."""
+        if self.config.max_steps:
+            count = min(count, self.config.max_steps - self.steps_done - 1)
+        return self.loader.upcoming(count)
 
     def _stop_unless_finite(
         self, found: tuple[list[float], "_Checked"] | None, begun: int

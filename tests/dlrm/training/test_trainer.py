@@ -20,6 +20,7 @@ from dlrm.config.schema import TrainConfig
 from dlrm.dense_sync import AllReduceSync
 from dlrm.fault_tolerance.session import Session
 from dlrm.launch.stop_signal import StopRequested, StopSignal
+from dlrm.pipeline.schedules import Plain
 from dlrm.telemetry import Recorder
 from dlrm.training.evaluation import evaluate
 from dlrm.training.trainer import NUM_SCALARS, DivergedError, Trainer
@@ -111,6 +112,7 @@ def make_trainer(world_of_one, dataset):
         return Trainer(
             config=TrainConfig(**config),
             model=model,
+            schedule=Plain(model),
             optimizers=PlainOptimizers(model),
             replicas=AllReduceSync(list(model.parameters()), NUM_SCALARS),
             loader=loader,

@@ -1,0 +1,209 @@
+"""Sharded collections of a model that work ahead of its forward pass.
+
+`Ahead` takes over the calls of a collection by a model. The ids of a batch may be sent long before, and the
+pooled embeddings be looked up and sent before the batch before it has been trained (`Correction` makes them
+exact). When the model then calls the collection with the ids of this batch, it gets what was made ahead;
+called with anything else, as in evaluation, the collection works as usual.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingDist
+from torchrec.distributed.types import Awaitable, ShardedModule
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from cpr.shards.row_columns import row_columns
+from dlrm.pipeline.corrections import NOTHING, Columns, Correction
+from dlrm.sharding.host_lookup import HostLookup, Reads
+from dlrm.sharding.splitting.sharded import ShardedHead
+
+
+@dataclass
+class Flight:
+    """What was done ahead in a collection for a batch."""
+
+    sparse: KeyedJaggedTensor
+    """Ids of the batch."""
+    context: Any
+    ids: Any
+    """An awaitable of an awaitable of the ids, then an awaitable of them, then the ids."""
+    waits: int = 2
+    """How often `ids` must be awaited."""
+    sent: dict[int, Awaitable[Tensor]] = field(default_factory=dict)
+    """Embeddings that travel, by number of the sharding type in the collection."""
+    reads: dict[int, Reads] = field(default_factory=dict)
+    corrections: dict[int, Correction] = field(default_factory=dict)
+
+    def advance(self, waits: int = 0) -> Any:
+        """Wait for the exchange of ids until it needs only so many waits more; starts its next part."""
+        while self.waits > waits:
+            self.ids, self.waits = self.ids.wait(), self.waits - 1
+        return self.ids
+
+
+class Ahead:
+    """One sharded collection; all ranks call all methods in the same order.
+
+    Args:
+        module: any of TorchRec's sharded modules; its `forward` is replaced.
+        early: let `look_up` send embeddings, of the tables for which corrections are exact.
+    """
+
+    def __init__(self, module: ShardedModule[Any, Any, Any, Any], early: bool) -> None:
+        self._module, self._forward = module, module.forward
+        self._lookups: dict[int, HostLookup | None] = {}
+        self._columns: dict[int, Columns] = {}
+        if early and isinstance(module, ShardedEmbeddingBagCollection):
+            for number, columns in enumerate(_columns_of_early(module)):
+                if columns is not None:
+                    self._lookups[number], self._columns[number] = _host_lookup(module, number), columns
+        for number in self._lookups:
+            exchange: Any = module._output_dists[number]
+            exchange.forward = partial(_exchange, exchange.forward)
+        self._starting = False
+        self._ready: Flight | None = None
+        self._asked: Any = None
+        module.register_forward_pre_hook(self._note, prepend=True)  # before hooks that replace the ids
+        module.forward = self._called
+
+    @property
+    def is_early(self) -> bool:
+        """Whether some embeddings can be looked up and sent early."""
+        return bool(self._lookups)
+
+    def start(self, sparse: KeyedJaggedTensor) -> Flight:
+        """Start to send the ids of a batch."""
+        self._starting = True
+        try:
+            flight: Flight = self._module(sparse)  # so that its hooks see the batch
+        finally:
+            self._starting = False
+        return flight
+
+    def look_up(self, flight: Flight, trained: Flight | None, group: dist.ProcessGroup) -> None:
+        """Look up and send embeddings of a batch, before rows that the batch `trained` reads change."""
+        module: Any = self._module
+        ids = flight.advance()
+        for number, lookup in self._lookups.items():
+            context = flight.context.sharding_contexts[number]
+            local = module._lookups[number](ids[number])
+            awaitable = module._output_dists[number](local, context)
+            reads = NOTHING if lookup is None or lookup.newest is None else lookup.newest
+            flight.reads[number] = reads
+            if trained is not None:
+                sizes, columns = context.batch_size_per_rank, self._columns[number]
+                before = trained.reads[number]
+                correction = Correction(lookup, before, reads, columns, sizes, group, local.dtype)
+                flight.corrections[number] = correction
+                awaitable = _Corrected(awaitable, correction)
+            flight.sent[number] = awaitable
+
+    def give(self, flight: Flight | None) -> None:
+        """Let the model's next call with a batch return what was made ahead; None: work as usual."""
+        self._ready = flight
+
+    def _note(self, module: nn.Module, arguments: Sequence[Any]) -> None:
+        self._asked = arguments[0]
+
+    def _called(self, *arguments: Any) -> Any:
+        if self._starting:
+            context = self._module.create_context()
+            return Flight(self._asked, context, self._module.input_dist(context, *arguments))
+        flight, self._ready = self._ready, None
+        if flight is None or self._asked is not flight.sparse:
+            return self._forward(*arguments)
+        ids = flight.advance()
+        if isinstance(self._module, ShardedHead):
+            flight.context.dense = arguments[1:]
+        if not flight.sent:
+            return self._module.compute_and_output_dist(flight.context, ids)
+        module: Any = self._module
+        outputs = [
+            flight.sent[number] if number in flight.sent else lookup(ids[number])
+            for number, lookup in enumerate(module._lookups)
+        ]
+        return module.output_dist(flight.context, outputs)
+
+
+class _Corrected(Awaitable[Tensor]):  # type: ignore[misc]
+    """The output of an exchange, corrected."""
+
+    def __init__(self, output: Awaitable[Tensor], correction: Correction) -> None:
+        super().__init__()
+        self._output, self._correction = output, correction
+
+    def _wait_impl(self) -> Tensor:
+        output: Tensor = self._output.wait()
+        self._correction.apply(output)
+        return output
+
+
+def _exchange(forward: Callable[..., Any], local: Any, *context: Any) -> Any:
+    """Exchange embeddings, unless they were sent ahead."""
+    return local if isinstance(local, Awaitable) else forward(local, *context)
+
+
+def _host_lookup(module: Any, number: int) -> HostLookup | None:
+    """The lookup of this rank's tables of a sharding type; None: it has none."""
+    kernels = module._lookups[number]._emb_modules
+    return kernels[0].emb_module.forward if kernels else None
+
+
+def _columns_of_early(module: Any) -> list[Columns | None]:
+    """For each sharding type of a collection the columns of its exchange; None: it cannot be early.
+
+    All ranks must agree. Rows that a lookup itself changes (ids that get a row) cannot be read early, and of
+    FBGEMM's own lookup a few bags cannot be summed again.
+    """
+    mine = [_widths(module, number) for number in range(len(module._lookups))]
+    every: list[list[tuple[int, int] | None]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    found: list[Columns | None] = []
+    for widths in zip(*every, strict=True):
+        dims = {each[0] for each in widths if each is not None and each[1]}
+        if None in widths or len(dims) != 1 or len(widths) == 1:
+            found.append(None)
+        else:
+            found.append(Columns(dim=dims.pop(), of_ranks=tuple(each[1] for each in widths)))
+    return found
+
+
+def _widths(module: Any, number: int) -> tuple[int, int] | None:
+    """Width and number of embeddings of this rank's tables of a type; None: they cannot be early."""
+    exchange, lookup = module._output_dists[number], module._lookups[number]
+    if type(exchange) is not TwPooledEmbeddingDist or exchange._callbacks or exchange._codecs is not None:
+        return None
+    kernels = lookup._emb_modules
+    if not kernels:
+        return 0, 0
+    tbe = kernels[0].emb_module
+    if len(kernels) > 1 or not isinstance(tbe.forward, HostLookup) or row_columns(tbe):
+        return None
+    bags = tbe.forward.bags
+    return bags.dim, bags.num_features
+
+
+def called_with_batch(model: nn.Module, call: Callable[[], Any], sparse: KeyedJaggedTensor) -> list[Any]:
+    """The sharded modules that `call`, a forward pass of a model, calls once and with `sparse` itself."""
+    calls: dict[nn.Module, list[bool]] = {}
+
+    def note(module: nn.Module, arguments: Sequence[Any]) -> None:
+        calls.setdefault(module, []).append(arguments[0] is sparse)
+
+    hooks = [
+        each.register_forward_pre_hook(note, prepend=True)
+        for each in model.modules()
+        if isinstance(each, ShardedModule)
+    ]
+    try:
+        call()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [module for module, were in calls.items() if were == [True]]

@@ -1,0 +1,163 @@
+"""Exact pooled embeddings from a lookup that was made before the last update.
+
+The batch that trains while the next one's embeddings travel changes some rows that the next one has read.
+Each owner of tables knows both batches' ids, so it can tell in advance which bags will be wrong, and where
+they lie at their samples' ranks: these places travel during the computation, too. After the update only the
+rows travel, each of them once to a rank, however many of its samples read it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlrm.sharding.host_lookup import HostLookup, Reads
+
+NOTHING: Final = Reads(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), None, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Where the embeddings of this rank's tables lie in the output of an exchange; equal on all ranks."""
+
+    dim: int
+    """Of all embeddings."""
+    of_ranks: tuple[int, ...]
+    """Number of features whose tables each rank has."""
+
+    def place(self, rank: int, sample: Tensor, feature: Tensor) -> Tensor:
+        """Row of the output, seen as `[samples * features, dim]`."""
+        return sample * sum(self.of_ranks) + (sum(self.of_ranks[:rank]) + feature)
+
+
+class Correction:
+    """Corrects embeddings of a batch for rows that the batch before it changes; all ranks make it together.
+
+    Args:
+        lookup: of this rank's tables; None: it has none.
+        trained: reads of the batch that trains first, in the same tables.
+        ahead: reads of the batch whose embeddings are corrected, made before the other one's update.
+        columns: of the exchange.
+        batch_sizes: samples of each rank in the latter batch.
+        group: of the exchange.
+        dtype: of the embeddings.
+    """
+
+    def __init__(
+        self,
+        lookup: HostLookup | None,
+        trained: Reads,
+        ahead: Reads,
+        columns: Columns,
+        batch_sizes: Sequence[int],
+        group: dist.ProcessGroup,
+        dtype: torch.dtype,
+    ) -> None:
+        self._lookup, self._columns, self._group, self._dtype = lookup, columns, group, dtype
+        found = _to_correct(trained, ahead, columns, batch_sizes, dist.get_rank(group))
+        self._again, self._places, counts = found
+        self._to_each = counts
+        self._from_each = torch.empty_like(counts)
+        self._work = self._start(self._from_each, counts)
+
+    def send_places(self) -> None:
+        """Send where the corrected embeddings belong, when their numbers are known."""
+        self._work.wait()
+        (to_bags, to_places), (bags, places) = self._to_each.t().tolist(), self._from_each.t().tolist()
+        self._bags, self._splits = (bags, to_bags), (places, to_places)
+        self._received = torch.empty(2 * sum(places), dtype=torch.int32)
+        self._work = self._start(
+            self._received, self._places, [2 * each for each in places], [2 * each for each in to_places]
+        )
+
+    @torch.no_grad()
+    def send_rows(self) -> None:
+        """Send the corrected embeddings, after the update."""
+        self._work.wait()
+        from_each, to_each = self._bags
+        again = torch.empty(0, self._columns.dim, dtype=self._dtype)
+        if self._lookup is not None:
+            again = self._lookup.sums(self._again)
+        self._rows = again.new_empty((sum(from_each), self._columns.dim))
+        self._work = self._start(self._rows, again, from_each, to_each)
+
+    @torch.no_grad()
+    def apply(self, output: Tensor) -> None:
+        """Put the corrected embeddings into the output of the exchange, `[samples, features * dim]`."""
+        self._work.wait()
+        embeddings = output.view(-1, self._columns.dim)
+        rows, messages = (
+            self._rows.split(self._bags[0]),
+            self._received.split([2 * n for n in self._splits[0]]),
+        )
+        for of_rank, message in zip(rows, messages, strict=True):
+            if message.numel():
+                places, bags = message.view(2, -1).to(torch.int64)
+                embeddings.index_copy_(0, places, of_rank.index_select(0, bags))
+
+    def _start(
+        self,
+        received: Tensor,
+        sent: Tensor,
+        from_each: list[int] | None = None,
+        to_each: list[int] | None = None,
+    ) -> dist.Work:
+        sent = sent.contiguous()
+        work: dist.Work = dist.all_to_all_single(
+            received, sent, from_each, to_each, group=self._group, async_op=True
+        )
+        return work
+
+
+def _to_correct(
+    trained: Reads, ahead: Reads, columns: Columns, batch_sizes: Sequence[int], rank: int
+) -> tuple[Reads, Tensor, Tensor]:
+    """Find the bags of `ahead` that read a row of `trained`.
+
+    Returns:
+        The bags to be summed again, in the order of the ranks that get them; for each rank the places of its
+        embeddings and which of its bags each of them is, int32 `[2 * places]`, one rank after the other; and
+        the numbers of bags and places of each rank, int64 `[ranks, 2]`.
+    """
+    num_features = columns.of_ranks[rank]
+    edges = torch.tensor([each * num_features for each in accumulate(batch_sizes, initial=0)])
+    wrong = torch.isin(ahead.rows, trained.rows)
+    if ahead.places is None and ahead.factors is None:
+        slots = wrong.nonzero().view(-1)  # bag k reads the one row k, and ranks' samples follow each other
+        bounds = torch.searchsorted(slots, edges).tolist()
+        rows = ahead.rows[slots]
+        found = [torch.unique(rows[first:last], return_inverse=True) for first, last in pairwise(bounds)]
+        again = torch.cat([rows for rows, _ in found])
+        starts = torch.arange(again.numel(), dtype=again.dtype)
+        reads = Reads(again, starts, None, None)
+        bags = [bag for _, bag in found]
+    else:
+        reads, slots = _bags_of(ahead, wrong)
+        bounds = torch.searchsorted(slots, edges).tolist()
+        bags = [torch.arange(last - first) for first, last in pairwise(bounds)]
+    messages, counts = [], []
+    for each, first, last, size in zip(bags, bounds, bounds[1:], edges.tolist(), strict=False):
+        own = slots[first:last] - size
+        places = columns.place(rank, own // max(num_features, 1), own % max(num_features, 1))
+        messages += [places, each]
+        counts.append((int(each.max()) + 1 if each.numel() else 0, each.numel()))
+    return reads, torch.cat(messages).to(torch.int32), torch.tensor(counts)
+
+
+def _bags_of(reads: Reads, wrong: Tensor) -> tuple[Reads, Tensor]:
+    """The whole bags of the ids that are `wrong`, and their rows of the output, in this order."""
+    places = torch.arange(reads.rows.numel()) if reads.places is None else reads.places
+    is_wrong = torch.zeros(int(places.max()) + 1 if places.numel() else 0, dtype=torch.bool)
+    is_wrong[places[wrong].to(torch.int64)] = True
+    kept = is_wrong[places.to(torch.int64)].nonzero().view(-1)
+    # stable, so that the rows of a bag are summed in the order in which the lookup sums them
+    slots, order = places[kept].to(torch.int64).sort(stable=True)
+    kept = kept[order]
+    slots, counts = torch.unique_consecutive(slots, return_counts=True)
+    rows = reads.rows[kept]
+    factors = None if reads.factors is None else reads.factors[kept]
+    return Reads(rows, (counts.cumsum(0) - counts).to(rows.dtype), None, factors), slots
