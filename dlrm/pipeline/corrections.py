@@ -90,10 +90,8 @@ class Correction:
         """Put the corrected embeddings into the output of the exchange, `[samples, features * dim]`."""
         self._work.wait()
         embeddings = output.view(-1, self._columns.dim)
-        rows, messages = (
-            self._rows.split(self._bags[0]),
-            self._received.split([2 * n for n in self._splits[0]]),
-        )
+        rows = torch.split(self._rows, self._bags[0])
+        messages = torch.split(self._received, [2 * places for places in self._splits[0]])
         for of_rank, message in zip(rows, messages, strict=True):
             if message.numel():
                 places, bags = message.view(2, -1).to(torch.int64)

@@ -73,25 +73,26 @@ class Prefetch:
         group = dist.group.WORLD
         assert group is not None
         self._group: dist.ProcessGroup = group
-        self._ahead: list[Ahead] | None = None
+        self.ahead: list[Ahead] | None = None
+        """The collections that work ahead; None: before the first batch."""
         self._flights: list[tuple[Batch, list[Flight]]] = []
         """Of the batches that are worked ahead on, the next one first."""
 
     def step(self, batch: Batch, upcoming: Upcoming) -> Passed:
         """See `Schedule.step`."""
-        if self._ahead is None:
+        if self.ahead is None:
             return self._first(batch)
         current = self._take(batch)
         later = upcoming(2)
         for each in later[len(self._flights) :]:
             self._start(each)
         following = self._flights[0][1] if self._flights else []
-        for ahead, flight, trained in zip(self._ahead, following, current, strict=False):
+        for ahead, flight, trained in zip(self.ahead, following, current, strict=False):
             ahead.look_up(flight, trained if self._corrected else None, self._group)
-        for ahead, flight in zip(self._ahead, current, strict=True):
+        for ahead, flight in zip(self.ahead, current, strict=True):
             ahead.give(flight)
         passed = forward_backward(self._model, self._objective, batch, self._between_passes)
-        for ahead in self._ahead:
+        for ahead in self.ahead:
             ahead.give(None)
         for flight in following:
             for correction in flight.corrections.values():
@@ -105,7 +106,7 @@ class Prefetch:
             passed.append(forward_backward(self._model, self._objective, batch))
 
         modules = called_with_batch(self._model, call, batch.sparse)
-        self._ahead = [Ahead(module, early=True) for module in modules]
+        self.ahead = [Ahead(module, early=True) for module in modules]
         return passed[0]
 
     def _take(self, batch: Batch) -> list[Flight]:
@@ -114,12 +115,12 @@ class Prefetch:
             self._flights.clear()
             self._start(batch)
             flights = self._flights[0][1]
-            for ahead, flight in zip(self._ahead or [], flights, strict=True):
+            for ahead, flight in zip(self.ahead or [], flights, strict=True):
                 ahead.look_up(flight, None, self._group)
         return self._flights.pop(0)[1]
 
     def _start(self, batch: Batch) -> None:
-        self._flights.append((batch, [ahead.start(batch.sparse) for ahead in self._ahead or []]))
+        self._flights.append((batch, [ahead.start(batch.sparse) for ahead in self.ahead or []]))
 
     def _between_passes(self) -> None:
         """Start what could only be prepared when the pass began."""

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from operator import le
 from typing import Any, Final
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -35,10 +37,13 @@ class IdBounds:
         self._last: dict[tuple[torch.dtype, tuple[str, ...]], list[int]] = {}
         self._ranges: dict[tuple[tuple[str, ...], torch.device], Tensor] = {}
         self._results: LateScalars[KeyedJaggedTensor] = LateScalars(on_gpu=True)
+        self._checked: WeakSet[KeyedJaggedTensor] = WeakSet()
 
     def watch(self, model: nn.Module) -> None:
-        """Check every `KeyedJaggedTensor` that the model is called with."""
-        model.register_forward_pre_hook(self._check_arguments, with_kwargs=True)
+        """Check every `KeyedJaggedTensor` that a sharded model looks up, once, before any of it is sent."""
+        for module in model.modules():
+            if isinstance(module, ShardedModule):
+                module.register_forward_pre_hook(self._check_arguments, with_kwargs=True, prepend=True)
 
     def check(self, sparse: KeyedJaggedTensor) -> None:
         """Check all ids of a batch; features without a table here may have any.
@@ -114,5 +119,6 @@ class IdBounds:
 
     def _check_arguments(self, model: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         for each in (*args, *named.values()):
-            if isinstance(each, KeyedJaggedTensor):
+            if isinstance(each, KeyedJaggedTensor) and each not in self._checked:
                 self.check(each)
+                self._checked.add(each)

@@ -53,6 +53,12 @@ class Case:
     strategy: str = "torchrec"
     cut: str = "table_wise"
     """Kind of cat_4."""
+    precision: str = "fp32"
+    dynamic: tuple[str, ...] = ()
+
+    @property
+    def dynamic_options(self):
+        return {"dynamic": self.dynamic, "dynamic_rows": 300, "admit_after": 2} if self.dynamic else {}
 
 
 CASES = (
@@ -141,9 +147,9 @@ def sharded_model(case):
         model=ModelConfig(
             kind=case.kind, embedding_dim=DIM, bottom_mlp=(16, DIM), top_mlp=(16, 1), cross_rank=8
         ),
-        tables=TablesConfig(optimizer=case.tables, learning_rate=0.05),
+        tables=TablesConfig(optimizer=case.tables, learning_rate=0.05, **case.dynamic_options),
         sharding=ShardingConfig(strategy=case.strategy, data_parallel_rows=100),
-        train=TrainConfig(precision="fp32"),
+        train=TrainConfig(precision=case.precision),
     )
     features = [replace(each, weights="weights" * case.is_weighted) for each in FEATURES]
     size = GLOBAL_BATCH // dist.get_world_size()

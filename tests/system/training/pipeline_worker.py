@@ -1,65 +1,65 @@
-"""Workers of `test_pipeline`: what a schedule trains, against the steps one after the other."""
-
-from dataclasses import replace
-from itertools import chain
+"""Workers of `test_pipeline`: what a schedule trains, against one part of a step after the other."""
 
 import torch
-import torch.distributed as dist
 
 from cpr.shards import find_shards
-from dlrm.config.schema import Config, DenseConfig, ModelConfig, ScheduleConfig, ShardingConfig, TablesConfig
-from dlrm.config.schema import TrainConfig
+from dlrm.config.schema import DenseConfig, ScheduleConfig
 from dlrm.dense_sync import AllReduceSync
 from dlrm.optim.build import Optimizers
-from dlrm.pipeline.schedules import Prefetch, make_schedule
+from dlrm.pipeline.schedules import Plain, Prefetch
 from dlrm.sharding.parameters import dense_parameters
-from dlrm.training import build
-from tests.dlrm.inputs import fake_inputs
+from dlrm.training.evaluation import evaluate
 from tests.system.sharding import test_exactness as exact
-from tests.system.sharding.test_exactness import CASES, FEATURES, Case, my_part
+from tests.system.sharding.test_exactness import Case
 
 NUM_STEPS = 12
-EARLY = {  # cases with tables whose embeddings can be sent early, and with those of which only ids can
-    Case("dlrm", "sgd", "sgd"): True,
+INTERRUPTED = {3: 1, 4: 0, 8: 1}
+"""Batches that are known after some steps, as at the end of an epoch; evaluation follows."""
+PREFETCHED = {
+    Case("dlrm", "sgd", "sgd"): [True],
+    Case("dlrm", "adagrad", "sgd", precision="bf16"): [True],
+    Case("dcnv2", "rowwise_adagrad", "sgd", is_weighted=True): [True],
+    Case("deepfm", "sgd", "adagrad"): [True, True],
+    Case("fm", "rowwise_adagrad", "adagrad", num_dense=2, cut="row_wise"): [True, True],
+    # of these only the ids travel early
+    Case("deepfm", "sgd", "sgd", num_dense=0, is_weighted=True, strategy="des"): [False, False],
+    Case("dlrm", "sgd", "sgd", dynamic=("cat_4",)): [True],
 }
-ONE_HOT = [replace(each) for each in FEATURES]
+"""Whether embeddings of each collection can be sent early, by case."""
 
 
-def train(case, schedule, precision="fp32", dynamic=(), holes=()):
-    torch.manual_seed(7)
+def train(case, make_schedule):
+    """Losses, logits, dense parameters, and the tables and their optimizer states."""
     model, config = exact.sharded_model(case)
     optimizers = Optimizers(
         model, DenseConfig(optimizer=case.dense, learning_rate=0.05), config.tables, ScheduleConfig()
     )
     parameters = dense_parameters(model)
     replicas = AllReduceSync(parameters, num_scalars=1)
-    schedule = make_schedule(schedule, model)
-    batches = [my_part(case, step % exact.NUM_BATCHES, exact.GLOBAL_BATCH) for step in range(NUM_STEPS)]
-    losses, logits = [], []
+    schedule = make_schedule(model)
+    batches = [exact.my_part(case, step % exact.NUM_BATCHES, exact.GLOBAL_BATCH) for step in range(NUM_STEPS)]
+    found = []
     for step, batch in enumerate(batches):
+        known = batches[step + 1 :][: INTERRUPTED.get(step, NUM_STEPS)]
         optimizers.begin_step(step)
-
-        def upcoming(count, step=step):
-            return batches[step + 1 : step + 1 + count]
-
-        passed = schedule.step(batch, upcoming)
-        losses.append(replicas.average(passed.loss.detach().view(1)).item())
-        logits.append(passed.logits.detach())
+        passed = schedule.step(batch, lambda count, known=known: known[:count])
+        found += [replicas.average(passed.loss.detach().view(1)).clone(), passed.logits.detach()]
         optimizers.step()
-        if step in holes:
-            exact.evaluate(model, [my_part(case, 1000, exact.TEST_SAMPLES)], exact.CPU)
-    states = [
-        tensor.clone()
-        for shard in find_shards(model, optimizers.table_optimizers)
-        for tensor in (shard.weights, *shard.optimizer_state.values())
-    ]
-    if isinstance(schedule, Prefetch):
-        print(case, [each.is_early for each in schedule._ahead])
-    return [torch.tensor(losses), *logits, *(each.detach().clone() for each in parameters), *states]
+        if step in INTERRUPTED:
+            evaluate(model, [exact.my_part(case, 1000, exact.TEST_SAMPLES)], exact.CPU)
+    found += [parameter.detach().clone() for parameter in parameters]
+    for shard in find_shards(model, optimizers.table_optimizers):
+        found += [shard.weights.clone(), *(state.clone() for state in shard.optimizer_state.values())]
+    return found, schedule
 
 
 def check_prefetch():
-    for case in CASES:
-        wanted, found = train(case, "none"), train(case, "prefetch", holes={3, 4})
+    for case, are_early in PREFETCHED.items():
+        wanted, _ = train(case, Plain)
+        found, schedule = train(case, Prefetch)
+        assert [each.is_early for each in schedule.ahead] == are_early, case
         for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
             assert torch.equal(one, other), (case, number, (one - other).abs().max())
+    found, _ = train(next(iter(PREFETCHED)), lambda model: Prefetch(model, corrected=False))
+    wanted, _ = train(next(iter(PREFETCHED)), Plain)
+    assert not all(map(torch.equal, wanted, found)), "the batches share rows: corrections must matter"
