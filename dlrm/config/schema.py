@@ -19,6 +19,8 @@ from dlrm.config.table_optimizers import ROW_OPTIMIZERS
 DenseOptimizer = Literal["sgd", "adagrad", "adam", "lars", "lamb"]
 RowPriority = Literal["none", "mfu", "ssu", "scar", "random", "mru", "touched", "round_robin", "never"]
 SplitStrategy = Literal["torchrec", "des", "auto"]
+Pipeline = Literal["none", "prefetch", "delayed", "waves", "auto"]
+CompensationName = Literal["none", "spike", "velocity", "weights", "spike+velocity", "spike+weights"]
 MODELS: Final = ("dlrm", "dcnv2", "deepfm", "fm", "lr")
 """Built-in models (`dlrm.models.build`)."""
 DENSE_OPTIMIZERS: Final = get_args(DenseOptimizer)
@@ -255,6 +257,8 @@ class DenseConfig:
     the rate per layer."""
     learning_rate: float = 0.02
     """Base learning rate of the dense parameters."""
+    momentum: float = 0.0
+    """`sgd`: share of the last update's velocity that is kept, from 0 (none) to below 1. `lars` keeps 0.9."""
     weight_decay: float = 0.0
     """`lars` and `lamb`: share of a weight that is added to its gradient (lars) or step (lamb); biases are
     excluded."""
@@ -266,7 +270,15 @@ class DenseConfig:
     def __post_init__(self) -> None:
         check_fields(self, "dense.")
         _check_rate("dense.learning_rate", self.learning_rate)
-        _check_least(self, "dense.", weight_decay=0, clip_norm=0)
+        _check_least(self, "dense.", momentum=0, weight_decay=0, clip_norm=0)
+        _check(
+            self.momentum < 1,
+            f"dense.momentum is {self.momentum:g}; choose a share from 0 to below 1, such as 0.9",
+        )
+        _check(
+            self.momentum == 0 or self.optimizer == "sgd",
+            f"dense.momentum is for sgd; dense.optimizer is {self.optimizer}",
+        )
         _check(
             self.weight_decay == 0 or self.optimizer in LARGE_BATCH_OPTIMIZERS,
             f"dense.weight_decay is for {' and '.join(LARGE_BATCH_OPTIMIZERS)}; dense.optimizer is "
@@ -542,6 +554,16 @@ class TrainConfig:
     """Passes over the training days."""
     max_steps: int = 0
     """Stop after this many steps. 0: train all epochs."""
+    pipeline: Pipeline = "none"
+    """What overlaps with the computation of a batch. `none`: nothing. `delayed`: the exchange of dense
+    gradients, which are applied in the next step."""
+    delay_steps: int = 1
+    """`delayed`: steps by which gradients are late, 1 or 0 (plain training). The first step updates nothing
+    that is late, and the gradient of the last one is saved with the state, and applied when it is resumed."""
+    compensation: CompensationName = "none"
+    """`delayed`: mitigation of late gradients for `dense.optimizer=sgd` with `dense.momentum` (arXiv
+    2003.11666). `spike` compensation applies at once what a gradient has missed; prediction of the weights at
+    which gradients are computed, from `velocity` or from the last change of the `weights`; or both."""
     seed: int = 0
     """Seed of initial weights and shuffling."""
     evaluate_every_steps: int = 0
@@ -575,7 +597,31 @@ class TrainConfig:
         _check_least(self, "train.", epochs=1, max_steps=0, log_every_steps=1, patience=0)
         _check_least(self, "train.", evaluate_every_steps=0, evaluate_every_epochs=0, min_improvement=0)
         _check(0 <= self.seed < 2**63, "train.seed must be a whole number from 0 to 2**63 - 1")
+        self._check_delay()
         self._check_goal()
+
+    def _check_delay(self) -> None:
+        _check(
+            self.delay_steps in {0, 1},
+            f"train.delay_steps is {self.delay_steps}; choose 1, as the exchange of one step runs "
+            "under the next, or 0 (plain training)",
+        )
+        usual = (TrainConfig.delay_steps, TrainConfig.compensation)
+        _check(
+            self.pipeline == "delayed" or (self.delay_steps, self.compensation) == usual,
+            "train.delay_steps and train.compensation are about late gradients, and train.pipeline is "
+            f"{self.pipeline}: leave them out, or set train.pipeline=delayed",
+        )
+        _check(
+            self.compensation == "none" or self.is_late,
+            f"train.compensation={self.compensation} has nothing to compensate for, as train.delay_steps is "
+            "0: leave it out, or set train.delay_steps=1",
+        )
+
+    @property
+    def is_late(self) -> bool:
+        """Whether gradients are applied after the step that has computed them."""
+        return self.pipeline == "delayed" and self.delay_steps > 0
 
     def _check_goal(self) -> None:
         goal = self.goal
@@ -622,7 +668,7 @@ class Config:
             f"comm.exchange={self.comm.exchange} has no whole mean gradient at any time, which "
             f"{' and '.join(LARGE_BATCH_OPTIMIZERS)} and dense.clip_norm take norms of; choose another one",
         )
-
+        self._check_delay()
         goal = self.train.goal
         _check(
             goal is None or not goal.is_own or self.model.is_own,
@@ -633,6 +679,26 @@ class Config:
             not self.train.warm_start or self.train.warm_start != self.checkpoint.uri,
             f"train.warm_start and checkpoint.uri are both {self.checkpoint.uri}: a warm start only reads "
             "the other run's checkpoint; set checkpoint.uri to another place",
+        )
+
+    def _check_delay(self) -> None:
+        if not self.train.is_late:
+            return
+        exchange = self.comm.exchange
+        why = {
+            "priority": "overlaps with the next forward pass itself, without a delay",
+            "selsync": "averages parameters, so that there is no gradient to be late",
+        }.get(exchange, "runs in the thread that trains, which would wait for it all the same")
+        _check(
+            exchange == "dense",
+            f"comm.exchange={exchange} {why}: with train.pipeline=delayed set comm.exchange=dense, or leave "
+            "out train.pipeline",
+        )
+        _check(
+            self.train.compensation == "none" or self.dense.momentum > 0,
+            f"train.compensation={self.train.compensation} is derived from SGD's momentum, and "
+            f"dense.optimizer is {self.dense.optimizer}, dense.momentum {self.dense.momentum:g}: set "
+            "dense.optimizer=sgd and dense.momentum=0.9, or leave out train.compensation",
         )
 
     def to_dict(self) -> dict[str, Any]:

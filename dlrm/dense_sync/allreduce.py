@@ -90,6 +90,7 @@ class AllReduceSync(DenseSync):
         """See `DenseSync.load_state_dict`."""
         if EXCHANGE in state:
             self.exchange.load_state_dict(state[EXCHANGE])
+        super().load_state_dict({name: each for name, each in state.items() if name != EXCHANGE}, steps_done)
 
     def _shaped(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         return [piece.view_as(parameter) for piece, parameter in zip(pieces, self._parameters, strict=True)]

@@ -13,6 +13,8 @@ from dlrm.comm.stats import ExchangeFigures
 
 EXCHANGE: Final = "exchange"
 """Key of an exchange's state in `DenseSync.state_dict`."""
+LATE_GRADIENTS: Final = "late_gradients"
+"""Key of the gradients that are not applied yet in `DenseSync.state_dict`."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +68,17 @@ class DenseSync:
                 "the resumed run had gradients that were not sent yet, and comm.exchange is now another, "
                 "which drops them: to send them first, resume with comm.exchange=ring for some steps"
             )
+        if state.get(LATE_GRADIENTS):
+            logger.warning(
+                "the dense gradient of the last saved step, which train.pipeline=delayed had not applied "
+                "yet, is dropped: to apply it, resume with the pipeline and the model of the saved run"
+            )
 
 
-def mean_over_ranks(scalars: Tensor) -> Tensor:
-    """Average scalars over ranks in an all-reduce of their own."""
-    dist.all_reduce(scalars)
-    return scalars.div_(dist.get_world_size())
+def mean_over_ranks(scalars: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Average scalars over the ranks of a group (None: all) in an all-reduce of their own."""
+    dist.all_reduce(scalars, group=group)
+    return scalars.div_(dist.get_world_size(group))
 
 
 def ring_bytes(num_values: int) -> float:

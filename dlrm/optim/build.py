@@ -7,13 +7,20 @@ from typing import Any
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from cpr.shards import table_groups
-from dlrm.config.schema import LARGE_BATCH_OPTIMIZERS, DenseConfig, ScheduleConfig, TablesConfig
+from dlrm.config.schema import (
+    LARGE_BATCH_OPTIMIZERS,
+    CompensationName,
+    DenseConfig,
+    ScheduleConfig,
+    TablesConfig,
+)
 from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 from dlrm.optim import LAMB, LARS
+from dlrm.optim.delay import Compensation, forget_weights_before
 from dlrm.optim.norms import Norms, choose_norms, clip_gradients, local_norms
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting.operator_tables import OperatorTables
@@ -107,6 +114,7 @@ class Optimizers:
         self._dense_name = dense.optimizer
         self.step_dense: Callable[[], Any] = self.dense.step
         """Updates the dense parameters; a priority exchange replaces it by its own step."""
+        self._compensation: Compensation | None = None
         self._replicated = ReplicatedTables(model, tables)
         self._options = [
             {name: value for name, value in group.items() if name != "params"} for group in self._groups
@@ -125,13 +133,24 @@ class Optimizers:
         """The current learning rates by name."""
         return {name: base * self._factor for name, base in self._base.items()}
 
+    def compensate(self, kind: CompensationName, delay_steps: int) -> None:
+        """Compensate from now on for dense gradients that are `delay_steps` late, which only SGD can."""
+        if kind != "none":
+            assert isinstance(self.dense, SGD), "the configuration refuses other optimizers"
+            self._compensation = Compensation(self.dense, kind, delay_steps)
+
     def begin_step(self, step: int) -> None:
-        """Zero gradients and set the learning rates of `step`, before the backward pass updates tables."""
+        """Zero gradients and set the learning rates of `step`, before the backward pass updates tables.
+
+        If weights are predicted, the dense parameters are the predicted ones until they are updated.
+        """
         factor = schedule_factor(self._schedule, self._steps_before + step)
         if factor != self._factor or not self._is_set:
             self._set_factor(factor)
         self.dense.zero_grad()
         self._replicated.zero_grad()
+        if self._compensation is not None:
+            self._compensation.predict()
 
     def step(self) -> None:
         """Update dense parameters and replicated tables, once dense gradients are averaged over the ranks."""
@@ -171,6 +190,8 @@ class Optimizers:
                 f"resume with dense.optimizer={name}, or start a new run"
             )
         _load_except(self.dense, state["dense"], {each.data_ptr() for each in fresh})
+        if self._compensation is None or not self._compensation.from_weights:
+            forget_weights_before(self.dense)
         for group, options in zip(self._groups, self._options, strict=True):
             group.update(options)
         self._steps_before = state.get("steps_before", 0)  # absent in states of older runs
@@ -225,6 +246,8 @@ def _dense_optimizer(parameters: Sequence[nn.Parameter], dense: DenseConfig, nor
         return LARS(parameters, lr=rate, weight_decay=decay, trust_coefficient=trust, norms=norms)
     if dense.optimizer == "lamb":
         return LAMB(parameters, lr=rate, weight_decay=decay, norms=norms)
+    if dense.momentum:  # fused, it fails where some parameters have a velocity and others not yet
+        return SGD(parameters, lr=rate, momentum=dense.momentum, foreach=True)
     # not every supported torch has a fused Adagrad for CUDA; there it loops over parameters unless told
     is_fused = dense.optimizer != "adagrad" or parameters[0].device.type == "cpu"
     way = {"fused": True} if is_fused else {"foreach": True}

@@ -21,6 +21,7 @@ from dlrm.config.dataset import best_auc, total_samples
 from dlrm.config.goal import Goal
 from dlrm.config.schema import Config
 from dlrm.dense_sync import AllReduceSync, DenseSync
+from dlrm.dense_sync.delayed import DelayedSync
 from dlrm.dense_sync.p3 import P3Sync
 from dlrm.dense_sync.selective import SelectiveSync
 from dlrm.fault_tolerance.session import Checkpoints, Session
@@ -185,7 +186,10 @@ def _states(trainer: Trainer) -> dict[str, Stateful]:
 
 
 def _dense_sync(config: Config, model: DistributedModelParallel, optimizers: Optimizers) -> DenseSync:
-    """Create what keeps the dense parameters of all ranks equal."""
+    """Create what keeps the dense parameters of all ranks equal, and compensates for late gradients."""
+    if config.train.is_late:
+        optimizers.compensate(config.train.compensation, config.train.delay_steps)
+        return DelayedSync(dense_parameters(model), config.train.delay_steps)
     if config.comm.exchange == "priority":
         return P3Sync(model, optimizers, reads_each_step=config.checkpoint.saves)
     if config.comm.exchange == "selsync":

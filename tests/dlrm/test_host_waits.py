@@ -13,8 +13,8 @@ STEP = (
         f"dlrm/sharding/splitting/{name}.py"
         for name in ("head", "sharded", "exchange", "two_level", "operator_tables")
     ),
-    *(f"dlrm/dense_sync/{name}.py" for name in ("base", "allreduce", "p3", "selective")),
-    *("dlrm/optim/build.py", "dlrm/optim/layerwise.py", "dlrm/optim/norms.py"),
+    *(f"dlrm/dense_sync/{name}.py" for name in ("base", "allreduce", "delayed", "p3", "selective")),
+    *(f"dlrm/optim/{name}.py" for name in ("build", "delay", "layerwise", "norms")),
     *("dlrm/comm/late.py", "dlrm/comm/consistency.py", "dlrm/comm/exchange.py", "dlrm/comm/stats.py"),
     *("dlrm/comm/p3/comm_thread.py", "dlrm/comm/p3/scheduler.py"),
     *("dlrm/metrics/click.py", "dlrm/metrics/means.py", "dlrm/metrics/running.py"),

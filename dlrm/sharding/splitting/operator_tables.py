@@ -33,12 +33,18 @@ def make_operator_sharder(dense: DenseConfig, device: torch.device) -> Embedding
     """Make TorchRec's sharder for operator tables, with the dense optimizer as their fused one.
 
     Raises:
-        ValueError: FBGEMM lacks that optimizer on the device, or gradients are to be clipped.
+        ValueError: FBGEMM lacks that optimizer on the device, or gradients are to be clipped, or added up by
+            momentum.
     """
     if dense.clip_norm:
         raise ValueError(
             "weights of an operator are updated in the backward pass, before gradients can be clipped; set "
             "dense.clip_norm to 0, or sharding.strategy to torchrec"
+        )
+    if dense.momentum:
+        raise ValueError(
+            "weights of an operator are updated in the backward pass, by SGD without momentum; set "
+            "dense.momentum to 0, or sharding.strategy to torchrec"
         )
     known = {name: each for name, each in TABLE_OPTIMIZERS.items() if device.type in each.operator_devices}
     if dense.optimizer not in known:

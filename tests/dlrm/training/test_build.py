@@ -23,6 +23,7 @@ from dlrm.comm.feedback import Residual
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import ModelConfig, ShardingConfig, TablesConfig
 from dlrm.dense_sync import AllReduceSync
+from dlrm.dense_sync.delayed import DelayedSync
 from dlrm.dense_sync.p3 import P3Sync
 from dlrm.dense_sync.selective import SelectiveSync
 from dlrm.launch.device import Ranks
@@ -164,6 +165,7 @@ def test_the_dense_part_moves_to_a_gpu_and_tables_wait_to_be_sharded(features):
         ("comm.exchange=hi_topk", AllReduceSync, Residual),
         ("comm.exchange=priority", P3Sync, None),
         ("comm.exchange=selsync", SelectiveSync, SelSync),
+        ("train.pipeline=delayed", DelayedSync, None),
     ],
 )
 def test_the_dense_synchronization_is_the_configured_one(override, kind, own, inputs):
@@ -287,6 +289,64 @@ def values_of(trainer):
 def assert_equal(ours, theirs):
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+LATE = ("train.pipeline=delayed", "dense.optimizer=sgd", "dense.momentum=0.5", "checkpoint.every_steps=3")
+
+
+@pytest.mark.parametrize("kind", ["none", "spike+weights"])
+def test_a_run_with_late_gradients_resumes_bit_for_bit(inputs, tmp_path, kind):
+    """Also after evaluations, and with more steps than it was started for."""
+    options = (*LATE, f"train.compensation={kind}")
+    with built(inputs(*options, "train.max_steps=4", "train.evaluate_every_steps=2")) as trainer:
+        trainer.train()
+    (folder,) = (tmp_path / "runs").iterdir()
+    with built(inputs(*options, "train.max_steps=7", resume=folder)) as trainer:
+        trainer.train()
+        resumed = values_of(trainer)
+    with built(inputs(*options, "train.max_steps=7")) as trainer:
+        trainer.train()
+        assert_equal(resumed, values_of(trainer))
+        kept = {"momentum_buffer"} | ({"weights_before"} if kind == "spike+weights" else set())
+        assert kept_by_dense_optimizer(trainer) == kept
+
+
+def kept_by_dense_optimizer(trainer):
+    return {name for state in trainer.optimizers.dense.state.values() for name in state}
+
+
+def test_predicted_weights_are_seen_by_forward_and_backward_alone(inputs):
+    with built(inputs(*LATE, "train.compensation=velocity", "train.max_steps=5")) as trainer:
+        seen, real = [], []
+        weight = next(iter(trainer._dense.values()))
+        trainer.model.register_forward_pre_hook(lambda *_: seen.append(weight.detach().clone()))
+        step = trainer.session.step
+
+        def note_and_step():
+            real.append(weight.detach().clone())
+            step()
+
+        trainer.session.step = note_and_step
+        trainer.train()
+    evaluated = seen[5:]
+    assert evaluated
+    assert all(torch.equal(each, real[-1]) for each in evaluated)
+    assert torch.equal(seen[0], seen[1]), "the first step updates nothing"
+    assert torch.equal(seen[1], real[0])
+    for step in (2, 3, 4):  # the last update, -lr v, once more: nothing decays the learning rate
+        moved = real[step - 1] - real[step - 2]
+        assert moved.any()
+        torch.testing.assert_close(seen[step], real[step - 1] + moved)
+
+
+def test_a_resumed_run_forgets_what_another_compensation_kept(inputs, tmp_path):
+    with built(inputs(*LATE, "train.compensation=weights", "train.max_steps=3")) as trainer:
+        trainer.train()
+    (folder,) = (tmp_path / "runs").iterdir()
+    for kind in ("weights", "velocity", "none"):
+        with built(inputs(*LATE, f"train.compensation={kind}", resume=folder)) as trainer:
+            trainer.session.restore()
+            assert ("weights_before" in kept_by_dense_optimizer(trainer)) == (kind == "weights")
 
 
 def test_a_warm_start_takes_the_model_and_starts_at_its_own_data(inputs, tmp_path, tomorrow, caplog):

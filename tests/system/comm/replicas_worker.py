@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from dlrm.dense_sync import AllReduceSync
+from dlrm.dense_sync.delayed import DelayedSync
 from dlrm.dense_sync.p3 import P3Sync
 from dlrm.dense_sync.selective import SelectiveSync
 from tests.system.comm.common import STEPS, Layers, assert_same_bits, of_all, samples
@@ -64,6 +65,31 @@ def check_p3_equals_averaging_gradients():
     assert figures.steps == 6
     assert figures.sent_bytes == 1.5 * 4 * expected.numel()
     kept.close()
+
+
+def check_late_gradients_equal_those_of_one_process_with_all_samples():
+    model, _, kept = trained(lambda model, _: DelayedSync(list(model.parameters())))
+    assert_same_bits(flat_values(model))
+    figures = kept.take_figures()
+    assert figures.steps == 6
+    assert figures.sent_bytes == 1.5 * 4 * flat_values(model).numel()
+
+    alone = Layers()
+    sgd = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    late = None
+    for step in range(6):
+        inputs, targets, _ = samples((4, 4, 4, 4), step)
+        loss = (alone(inputs, step % 2 == 0) - targets).square().mean()
+        present = torch.autograd.grad(loss, list(alone.parameters()), materialize_grads=True)
+        if late:
+            for parameter, gradient in zip(alone.parameters(), late, strict=True):
+                parameter.grad = gradient
+            sgd.step()
+        late = present
+    torch.testing.assert_close(flat_values(model), flat_values(alone))
+    assert_same_bits(kept.state_dict()["late_gradients"][0])
+    expected = torch.cat([each.view(-1) for each in late])
+    torch.testing.assert_close(kept.state_dict()["late_gradients"][0], expected, atol=1e-6, rtol=1e-5)
 
 
 def check_selsync_in_each_step_equals_averaging_gradients():

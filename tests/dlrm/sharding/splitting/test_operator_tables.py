@@ -230,6 +230,10 @@ def test_adopted_rows_are_not_initialized(model):
             {"optimizer": "sgd", "clip_norm": 1.0},
             r"set dense\.clip_norm to 0, or sharding\.strategy to torchrec",
         ),
+        (
+            {"optimizer": "sgd", "momentum": 0.9},
+            r"set dense\.momentum to 0, or sharding\.strategy to torchrec",
+        ),
     ],
 )
 def test_what_operator_tables_cannot_do_is_refused(options, message):
