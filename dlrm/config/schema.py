@@ -19,7 +19,6 @@ from dlrm.config.table_optimizers import ROW_OPTIMIZERS
 DenseOptimizer = Literal["sgd", "adagrad", "adam", "lars", "lamb"]
 RowPriority = Literal["none", "mfu", "ssu", "scar", "random", "mru", "touched", "round_robin", "never"]
 SplitStrategy = Literal["torchrec", "des", "auto"]
-Pipeline = Literal["none", "prefetch", "delayed", "waves", "auto"]
 CompensationName = Literal["none", "spike", "velocity", "weights", "spike+velocity", "spike+weights"]
 MODELS: Final = ("dlrm", "dcnv2", "deepfm", "fm", "lr")
 """Built-in models (`dlrm.models.build`)."""
@@ -554,16 +553,6 @@ class TrainConfig:
     """Passes over the training days."""
     max_steps: int = 0
     """Stop after this many steps. 0: train all epochs."""
-    pipeline: Pipeline = "none"
-    """What overlaps with the computation of a batch. `none`: nothing. `delayed`: the exchange of dense
-    gradients, which are applied in the next step."""
-    delay_steps: int = 1
-    """`delayed`: steps by which gradients are late, 1 or 0 (plain training). The first step updates nothing
-    that is late, and the gradient of the last one is saved with the state, and applied when it is resumed."""
-    compensation: CompensationName = "none"
-    """`delayed`: mitigation of late gradients for `dense.optimizer=sgd` with `dense.momentum` (arXiv
-    2003.11666). `spike` compensation applies at once what a gradient has missed; prediction of the weights at
-    which gradients are computed, from `velocity` or from the last change of the `weights`; or both."""
     seed: int = 0
     """Seed of initial weights and shuffling."""
     evaluate_every_steps: int = 0
@@ -579,10 +568,18 @@ class TrainConfig:
     """Stop training after this many evaluations in a row without a better value of `keep_best`. 0: never."""
     min_improvement: float = 0.0
     """With `patience`: smaller improvements do not count."""
-    pipeline: Literal["none", "prefetch"] = "none"
+    pipeline: Literal["none", "prefetch", "delayed"] = "none"
     """What runs while the model computes. `none`: nothing. `prefetch`: the exchange of the next batch's
     embeddings and of the ids of the batch after it; the results are those of `none` to the last bit, because
-    rows that change meanwhile are sent again."""
+    rows that change meanwhile are sent again. `delayed`: the exchange of the last batch's dense gradients,
+    which are applied a step late."""
+    delay_steps: int = 1
+    """`delayed`: steps by which gradients are late, 1 or 0 (plain training). The first step updates nothing
+    that is late, and the gradient of the last one is saved with the state, and applied when it is resumed."""
+    compensation: CompensationName = "none"
+    """`delayed`: mitigation of late gradients for `dense.optimizer=sgd` with `dense.momentum` (arXiv
+    2003.11666). `spike` compensation applies at once what a gradient has missed; prediction of the weights at
+    which gradients are computed, from `velocity` or from the last change of the `weights`; or both."""
     log_every_steps: int = 100
     """Steps between lines of metrics."""
     run_folder: str = "runs"

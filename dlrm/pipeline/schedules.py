@@ -133,6 +133,6 @@ class Prefetch:
 
 def make_schedule(name: str, model: nn.Module) -> Schedule:
     """Make the schedule that `train.pipeline` names."""
-    makers: dict[str, Any] = {"none": Plain, "prefetch": Prefetch}
+    makers: dict[str, Any] = {"none": Plain, "prefetch": Prefetch, "delayed": Plain}
     schedule: Schedule = makers[name](model)
     return schedule
