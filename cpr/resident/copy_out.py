@@ -2,8 +2,12 @@
 
 A separate thread copies, because the main thread may hang in a broken collective. A copy counts only for the
 training step in which it was made.
+
+The memory for the copies is claimed at the start, and page-locked for GPUs: at the end there is no time to
+look for any, and all workers of a node copy at once.
 """
 
+import ctypes
 import logging
 import os
 import secrets
@@ -20,6 +24,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from cpr.humanize import size_text
 from cpr.resident.segment import Segment
 from cpr.shards.shard import TableShard
 
@@ -27,6 +32,12 @@ SETTLE_S: Final = 2.0
 """How long to wait for queued work of a GPU before the copy; in a broken collective it never finishes."""
 YIELD_S: Final = 1.0
 """How long the main thread has, after the copy, to end the process by itself."""
+ABORT_S: Final = 120.0
+"""How long an abort waits for the copy; below the time after which PyTorch misses NCCL's watchdog."""
+TEAR_DOWN: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+CLEANS_UP: Final = frozenset({"1", "2"})
+"""Values of it with which PyTorch first aborts the failed collective: GPUs then compute, and update tables,
+with what it has left in the buffers."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +54,7 @@ class CopyOut:
     seal: Callable[[Sequence[TableShard]], object]
     _alone: threading.Lock = field(default_factory=threading.Lock)
     _streams: dict[torch.device, Any] = field(default_factory=dict)
+    _pinned: list[Tensor] = field(default_factory=list)
     _is_final: bool = False
     """Whether the end of training was copied."""
 
@@ -59,6 +71,42 @@ class CopyOut:
     def num_bytes(self) -> int:
         """Bytes of shared memory that the copies take."""
         return sum(tensor.nbytes for shard in self.outside for tensor in shard.columns.values())
+
+    def reserve(self) -> None:
+        """Claim the shared memory that the copies take, and page-lock what GPUs are to write.
+
+        Raises:
+            NotEnoughMemoryError: there is no room.
+        """
+        for number, shard in enumerate(self.outside):
+            for column, tensor in shard.columns.items():
+                region = self._region(self._name(number, column), tensor)
+                if tensor.device.type == "cuda" and region.nbytes:
+                    self._pin(region)
+        if self._streams and os.environ.get(TEAR_DOWN) in CLEANS_UP:
+            logger.warning(
+                "%s=%s lets GPUs go on with wrong values after a collective has failed, before tables are "
+                "copied: unset it",
+                TEAR_DOWN,
+                os.environ[TEAR_DOWN],
+            )
+
+    def close(self) -> None:
+        """Undo the page-locking, before the memory goes."""
+        while self._pinned:
+            _cudart().cudaHostUnregister(self._pinned.pop().data_ptr())
+
+    def _pin(self, region: Tensor) -> None:
+        error = int(_cudart().cudaHostRegister(region.data_ptr(), region.nbytes, 0))
+        if error:
+            logger.warning(
+                "%s of shared memory cannot be page-locked (CUDA error %d; see `ulimit -l`): when this "
+                "worker must end, tables are copied there more slowly",
+                size_text(region.nbytes),
+                error,
+            )
+        else:
+            self._pinned.append(region)
 
     def run(self) -> None:
         """Copy the shards, note their digests, and seal; after `finish` there is nothing to do.
@@ -112,7 +160,7 @@ class CopyOut:
                 shard.flush()
                 columns = {}
                 for column, tensor in shard.columns.items():
-                    name = f"copy-{self._token}-{number}-{column}"
+                    name = self._name(number, column)
                     columns[column] = self._region(name, tensor).copy_(tensor)
                     names.append(name)
                 weights = columns.pop("weights")
@@ -121,8 +169,15 @@ class CopyOut:
             self.segment.set_digest(name)
         return copies
 
+    def _name(self, number: int, column: str) -> str:
+        return f"copy-{self._token}-{number}-{column}"
+
     def _region(self, name: str, tensor: Tensor) -> Tensor:
         return self.segment.region(name, tensor.dtype, tensor.numel()).view(tensor.shape)
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 def _settle(device: torch.device) -> None:
@@ -134,24 +189,41 @@ def _settle(device: torch.device) -> None:
         time.sleep(0.001)
 
 
-class SigtermHook:
-    """Runs work before the process ends, when it receives SIGTERM during the block.
+_LIBC: Final = ctypes.CDLL(None)
+_LIBC.signal.restype, _LIBC.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+_HANDLER: Final = ctypes.CFUNCTYPE(None, ctypes.c_int)
+
+
+class ExitHook:
+    """Runs work before the process ends, when it receives SIGTERM or aborts during the block.
 
     A thread does the work: it learns of the signal even while the main thread hangs outside of Python. Then
     the signal has its usual effect. If that would end the process and the main thread hangs, the thread ends
     the process. Enter and leave the block in the main thread.
+
+    A process aborts (SIGABRT) when PyTorch's watchdog of NCCL finds that a collective has failed or takes too
+    long. Python's own handlers would run too late: C's `abort` ends the process as soon as the handler has
+    returned. So the handler is a C function made by ctypes, which waits in the thread that aborts.
+
+    Args:
+        work: what to do.
+        loss: what is lost if it fails, for the log.
     """
 
-    def __init__(self, work: Callable[[], object]) -> None:
-        self._work = work
+    def __init__(self, work: Callable[[], object], loss: str = "nothing") -> None:
+        self._work, self._loss = work, loss
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._wait, name="cpr-sigterm-hook", daemon=True)
+        self._thread = threading.Thread(target=self._wait, name="cpr-exit-hook", daemon=True)
+        self._abort_handler = _HANDLER(self._on_abort)  # referred to as long as C may call it
 
-    def __enter__(self) -> "SigtermHook":
+    def __enter__(self) -> "ExitHook":
+        self._pid = os.getpid()
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         self._previous_pipe = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         self._previous = signal.signal(signal.SIGTERM, self._on_signal)
+        handler = ctypes.cast(self._abort_handler, ctypes.c_void_p)
+        self._previous_abort = _LIBC.signal(signal.SIGABRT, handler)
         self._thread.start()
         return self
 
@@ -161,6 +233,7 @@ class SigtermHook:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        _LIBC.signal(signal.SIGABRT, self._previous_abort)
         signal.signal(signal.SIGTERM, self._previous)
         signal.set_wakeup_fd(self._previous_pipe)
         os.close(self._writing)
@@ -169,14 +242,18 @@ class SigtermHook:
 
     def _wait(self) -> None:
         while signals := os.read(self._reading, 64):
-            if signal.SIGTERM not in signals:
+            aborts = signal.SIGABRT in signals
+            if not aborts and signal.SIGTERM not in signals:
                 continue
             try:
                 self._work()
             except Exception:
-                logger.exception("tables outside of shared memory could not be copied there")
+                logger.exception(
+                    "tables outside of shared memory could not be copied there; lost with this worker: %s",
+                    self._loss,
+                )
             self._done.set()
-            if self._previous == signal.SIG_DFL:
+            if self._previous == signal.SIG_DFL and not aborts:
                 time.sleep(YIELD_S)
                 os._exit(128 + signal.SIGTERM)
 
@@ -187,3 +264,12 @@ class SigtermHook:
         elif self._previous == signal.SIG_DFL:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
+
+    def _on_abort(self, signum: int) -> None:
+        """Have the work done before the thread that called this, by an abort, goes on with it."""
+        if os.getpid() == self._pid:  # and not in a fork, which has the same pipe
+            os.write(self._writing, bytes([signal.SIGABRT]))
+            if not self._done.wait(ABORT_S):
+                logger.error("the copy took longer than %g s; lost: %s", ABORT_S, self._loss)
+        _LIBC.signal(signal.SIGABRT, self._previous_abort)
+        getattr(_LIBC, "raise")(signal.SIGABRT)  # once this handler has returned, for the handler before it

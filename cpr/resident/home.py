@@ -31,7 +31,6 @@ from cpr.resident.folders import (
     user_folder,
     why_not_private,
 )
-from cpr.resident.regions import not_enough
 from cpr.resident.segment import Segment
 
 KEY_CHARACTERS: Final = 24
@@ -71,17 +70,6 @@ class Home:
                 f"{self.folder.parent.parent} is no folder; set CPR_RESIDENT_ROOT to a memory file system"
             )
         self._make()
-
-    def check_room(self, num_bytes: int) -> None:
-        """Check that so much shared memory is free now.
-
-        Raises:
-            NotEnoughMemoryError: there is less; says what to change.
-        """
-        status = os.statvfs(self.folder.parent.parent)
-        free = status.f_bavail * status.f_frsize
-        if free < num_bytes:
-            raise not_enough(self.folder.parent.parent, num_bytes, f"only {free / 1e6:,.0f} MB are free")
 
     def create(self, owner: str) -> Segment:
         """Create a segment, owned by this process; `owner`, such as "rank3", is part of the folder's name."""

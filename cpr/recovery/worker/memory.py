@@ -23,10 +23,11 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup, on_rank
 from cpr.checkpoint.format.tree_file import read_state, state_bytes
 from cpr.errors import DamagedMemoryError, MismatchError, ResidentMemoryError
+from cpr.humanize import size_text
 from cpr.processes import Process, launcher_of_this_worker
 from cpr.recovery.run.progress import RunProgress
 from cpr.rendezvous import HeldSegment, WorkerGroup, WorkerInfo
-from cpr.resident.copy_out import CopyOut, SigtermHook
+from cpr.resident.copy_out import CopyOut, ExitHook
 from cpr.resident.home import LAUNCH_VARIABLE, RUN_ID_VARIABLE, Home, run_key
 from cpr.resident.layout import Layout
 from cpr.resident.regions import patiently
@@ -265,8 +266,10 @@ class Publisher:
         self._exits = ExitStack()
         self._exits.enter_context(before_updates(model, optimizers, self._note_update))
         if self._copy_out.num_bytes:
-            memory.home.check_room(self._copy_out.num_bytes)
-            self._exits.enter_context(SigtermHook(self._copy_out.run))
+            self._copy_out.reserve()
+            self._exits.callback(self._copy_out.close)
+            loss = f"{size_text(self._copy_out.num_bytes)} of tables; their rows come from the newest save"
+            self._exits.enter_context(ExitHook(self._copy_out.run, loss))
 
     @property
     def outside(self) -> Sequence[TableShard]:

@@ -1,18 +1,21 @@
 """Tables outside shared memory get there when the worker must go, and count for that moment alone."""
 
 import ctypes
+import logging
 import os
 import signal
 import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
-from cpr.errors import DamagedMemoryError
+from cpr.errors import DamagedMemoryError, NotEnoughMemoryError
 from cpr.recovery.worker.memory import Publisher
-from cpr.resident.copy_out import CopyOut, SigtermHook
-from tests.cpr.resident.shards import RUN, assert_same, crash_and_find, make_shard
+from cpr.resident.copy_out import CopyOut, ExitHook
+from cpr.resident.home import Home
+from tests.cpr.resident.shards import ROWS, RUN, assert_same, crash_and_find, make_shard
 
 
 @pytest.fixture
@@ -93,7 +96,7 @@ def test_a_death_during_the_copy_leaves_only_what_lives_in_the_segment(segment, 
 def _copy_and_hang(pipe, home, hang):
     segment = home.create("rank1")
     copy = copier(segment, [make_shard(fill=6.0)])
-    with SigtermHook(copy.run):
+    with ExitHook(copy.run):
         pipe.send("running")
         hang()
 
@@ -123,6 +126,95 @@ def test_a_worker_that_is_told_to_stop_saves_its_tables_wherever_it_hangs(home, 
     assert child.exitcode in {-signal.SIGTERM, 128 + signal.SIGTERM}
     (found,), _ = home.find()
     assert_same([make_shard(fill=6.0)], found.held_shards())
+
+
+def _abort_somewhere(pipe, home, hang):
+    segment = home.create("rank1")
+    copy = copier(segment, [make_shard(fill=6.0)])
+    with ExitHook(copy.run):
+        # as NCCL's watchdog does it: in a thread of C that does not know of Python
+        libc = ctypes.CDLL(None)
+        thread = ctypes.c_ulong()
+        libc.pthread_create(ctypes.byref(thread), None, ctypes.cast(libc.abort, ctypes.c_void_p), None)
+        hang()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("hang", [hang_in_python, hang_outside_of_python, os.abort])
+def test_a_worker_that_a_thread_of_c_aborts_saves_its_tables_first(home, start, hang):
+    child, _ = start(_abort_somewhere, home, hang)
+    child.join(30)
+    assert child.exitcode == -signal.SIGABRT
+    (found,), _ = home.find()
+    assert_same([make_shard(fill=6.0)], found.held_shards())
+
+
+def _abort_without_a_copy(pipe):
+    logging.basicConfig(stream=PipeStream(pipe), format="%(message)s", force=True)
+    with ExitHook(lambda: 1 / 0, "3.0 GB of tables"):
+        os.abort()
+
+
+class PipeStream:
+    def __init__(self, pipe):
+        self.pipe = pipe
+
+    def write(self, text):
+        self.pipe.send(text)
+
+    def flush(self):
+        pass
+
+
+@pytest.mark.system
+def test_a_copy_that_fails_says_what_is_lost_and_the_abort_goes_on(start):
+    child, pipe = start(_abort_without_a_copy)
+    assert "lost with this worker: 3.0 GB of tables" in pipe.recv()
+    child.join(30)
+    assert child.exitcode == -signal.SIGABRT
+
+
+def test_memory_for_copies_is_claimed_at_the_start_by_every_worker(small_root):
+    home = Home("run", small_root)
+    shards = [make_shard(rows=12_000)]  # 0.8 MB of 2 MB
+    for rank in range(2):
+        copier(home.create(f"rank{rank}"), shards).reserve()
+    with pytest.raises(NotEnoughMemoryError, match="of shared memory are needed"):
+        copier(home.create("rank2"), shards).reserve()
+
+
+class OnGpu:
+    """What a copy asks of a tensor on a GPU before it copies."""
+
+    device, dtype, shape, nbytes = torch.device("cuda", 0), torch.float32, (ROWS,), 4 * ROWS
+
+    def data_ptr(self):
+        return 0
+
+    def numel(self):
+        return ROWS
+
+
+@pytest.mark.parametrize("error", [0, 2])
+def test_memory_that_a_gpu_writes_is_page_locked_until_the_end(segment, monkeypatch, caplog, error):
+    calls = []
+    cudart = SimpleNamespace(
+        cudaHostRegister=lambda at, size, flags: calls.append(("lock", at, size)) or error,
+        cudaHostUnregister=lambda at: calls.append(("unlock", at)),
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    weights = OnGpu()
+    shard = SimpleNamespace(name="t", replicated=False, weights=weights, columns={"weights": weights})
+    copy = copier(segment, [shard])
+    copy.reserve()
+    ((_, at, size),) = calls
+    assert size == 4 * ROWS
+    copy.close()
+    assert calls[1:] == ([] if error else [("unlock", at)])
+    assert ("cannot be page-locked (CUDA error 2" in caplog.text) == bool(error)
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING=1 lets GPUs go on" in caplog.text
 
 
 def _leave_slowly(pipe, home):
@@ -160,7 +252,7 @@ def test_a_worker_that_is_told_to_stop_while_it_copies_ends_with_one_whole_copy(
 
 def _handle_signals(pipe):
     signal.signal(signal.SIGTERM, lambda signum, frame: pipe.send("handled"))
-    with SigtermHook(lambda: pipe.send("saved")):
+    with ExitHook(lambda: pipe.send("saved")):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.1)
         pipe.send("goes on")
@@ -176,7 +268,7 @@ def test_a_program_that_handles_the_signal_still_does_so_afterwards(start):
 
 
 def _fail_to_copy(pipe):
-    with SigtermHook(lambda: 1 / 0):
+    with ExitHook(lambda: 1 / 0):
         os.kill(os.getpid(), signal.SIGTERM)
         hang_in_python()
 
@@ -190,7 +282,7 @@ def test_a_failing_copy_does_not_keep_the_worker_alive(start):
 
 def test_nothing_of_it_stays():
     before = signal.getsignal(signal.SIGTERM)
-    with SigtermHook(lambda: None):
+    with ExitHook(lambda: None):
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
     assert signal.set_wakeup_fd(-1) == -1
