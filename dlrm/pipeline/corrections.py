@@ -17,6 +17,8 @@ from torch import Tensor
 
 from dlrm.sharding.host_lookup import HostLookup, Reads
 
+MARKS_PER_ROW: Final = 16
+"""Marks by which rows are found; with fewer, more rows are sent again that have not changed."""
 NOTHING: Final = Reads(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64), None, None)
 
 
@@ -114,7 +116,7 @@ class Correction:
 def _to_correct(
     trained: Reads, ahead: Reads, columns: Columns, batch_sizes: Sequence[int], rank: int
 ) -> tuple[Reads, Tensor, Tensor]:
-    """Find the bags of `ahead` that read a row of `trained`.
+    """Find the bags of `ahead` that read a row of `trained`, and few others.
 
     Returns:
         The bags to be summed again, in the order of the ranks that get them; for each rank the places of its
@@ -122,38 +124,69 @@ def _to_correct(
         the numbers of bags and places of each rank, int64 `[ranks, 2]`.
     """
     num_features = columns.of_ranks[rank]
-    edges = torch.tensor([each * num_features for each in accumulate(batch_sizes, initial=0)])
-    wrong = torch.isin(ahead.rows, trained.rows)
-    if ahead.places is None and ahead.factors is None:
-        slots = wrong.nonzero().view(-1)  # bag k reads the one row k, and ranks' samples follow each other
-        bounds = torch.searchsorted(slots, edges).tolist()
-        rows = ahead.rows[slots]
-        found = [torch.unique(rows[first:last], return_inverse=True) for first, last in pairwise(bounds)]
-        again = torch.cat([rows for rows, _ in found])
-        starts = torch.arange(again.numel(), dtype=again.dtype)
-        reads = Reads(again, starts, None, None)
-        bags = [bag for _, bag in found]
-    else:
-        reads, slots = _bags_of(ahead, wrong)
-        bounds = torch.searchsorted(slots, edges).tolist()
-        bags = [torch.arange(last - first) for first, last in pairwise(bounds)]
-    messages, counts = [], []
-    for each, first, last, size in zip(bags, bounds, bounds[1:], edges.tolist(), strict=False):
-        own = slots[first:last] - size
-        places = columns.place(rank, own // max(num_features, 1), own % max(num_features, 1))
-        messages += [places, each]
-        counts.append((int(each.max()) + 1 if each.numel() else 0, each.numel()))
-    return reads, torch.cat(messages).to(torch.int32), torch.tensor(counts)
+    edges = [each * num_features for each in accumulate(batch_sizes, initial=0)]
+    wrong = _may_be_among(ahead.rows, trained.rows)
+    is_one_hot = ahead.places is None and ahead.factors is None
+    # bag k of one row each is row k of the output, and ranks' samples follow each other
+    bags, slots = (Reads(ahead.rows, wrong, None, None), wrong) if is_one_hot else _bags_of(ahead, wrong)
+    bounds = torch.searchsorted(slots, torch.tensor(edges)).tolist()
+    kept, messages, counts = [], [], []
+    for to_rank, (first, last) in enumerate(pairwise(bounds)):
+        own = slots[first:last]
+        if is_one_hot:
+            found, number = _distinct(ahead.rows[own])
+            kept.append(own[found])
+        else:
+            number = torch.arange(last - first)
+        own = own - edges[to_rank]
+        feature = own % max(num_features, 1)
+        messages += [columns.place(rank, own // max(num_features, 1), feature), number]
+        counts.append((kept[-1].numel() if is_one_hot else last - first, last - first))
+    if is_one_hot:
+        rows = ahead.rows[torch.cat(kept)]
+        bags = Reads(rows, torch.arange(rows.numel(), dtype=rows.dtype), None, None)
+    return bags, torch.cat(messages).to(torch.int32), torch.tensor(counts)
+
+
+def _may_be_among(rows: Tensor, others: Tensor) -> Tensor:
+    """Positions of the rows that are among the others, and few more; sorting would take ten times as long.
+
+    Rows share a mark if they are equal modulo the number of marks.
+    """
+    mask = _marks_of(rows.numel() + others.numel()) - 1
+    marks = torch.zeros(mask + 1, dtype=torch.bool)
+    marks[(others & mask).to(torch.int64)] = True
+    return marks[(rows & mask).to(torch.int64)].nonzero().view(-1)
+
+
+def _distinct(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of rows among which all rows are, and for each row the number of its own among them.
+
+    Of rows that are equal modulo the number of marks, those that differ from the last one are all kept.
+    """
+    mask = _marks_of(rows.numel()) - 1
+    marks, places = torch.empty(mask + 1, dtype=torch.int64), torch.arange(rows.numel())
+    hashed = (rows & mask).to(torch.int64)
+    marks[hashed] = places
+    last = marks[hashed]
+    last = torch.where(rows[last] == rows, last, places)
+    is_kept = last == places
+    return is_kept.nonzero().view(-1), (is_kept.cumsum(0) - 1)[last]
+
+
+def _marks_of(num_rows: int) -> int:
+    """Number of marks for so many rows, a power of two."""
+    return 1 << (MARKS_PER_ROW * num_rows).bit_length()
 
 
 def _bags_of(reads: Reads, wrong: Tensor) -> tuple[Reads, Tensor]:
-    """The whole bags of the ids that are `wrong`, and their rows of the output, in this order."""
-    places = torch.arange(reads.rows.numel()) if reads.places is None else reads.places
+    """The whole bags of the ids at positions `wrong`, and their rows of the output, in this order."""
+    places = torch.arange(reads.rows.numel()) if reads.places is None else reads.places.to(torch.int64)
     is_wrong = torch.zeros(int(places.max()) + 1 if places.numel() else 0, dtype=torch.bool)
-    is_wrong[places[wrong].to(torch.int64)] = True
-    kept = is_wrong[places.to(torch.int64)].nonzero().view(-1)
+    is_wrong[places[wrong]] = True
+    kept = is_wrong[places].nonzero().view(-1)
     # stable, so that the rows of a bag are summed in the order in which the lookup sums them
-    slots, order = places[kept].to(torch.int64).sort(stable=True)
+    slots, order = places[kept].sort(stable=True)
     kept = kept[order]
     slots, counts = torch.unique_consecutive(slots, return_counts=True)
     rows = reads.rows[kept]
