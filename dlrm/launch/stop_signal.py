@@ -49,7 +49,7 @@ class StopSignal:
         self.signum: int | None = None
         """The signal that this rank got, or None."""
         self._deferring = False
-        self._raised = False
+        self._raised = self._overdue = False
         self._previous: dict[int, Any] = {}
         self._left = threading.Event()
         self._extension_s = 0.0
@@ -88,7 +88,7 @@ class StopSignal:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Only record the first signal within this block, for the ranks to agree where to stop."""
+        """Only record SIGTERM, and the first SIGINT, within this block: the ranks agree where to stop."""
         self._deferring = True
         try:
             yield
@@ -122,7 +122,10 @@ class StopSignal:
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         again = self.signum is not None
-        may_finish = signum == signal.SIGTERM and self._extension_s > 0
+        may_finish = (
+            signum == signal.SIGTERM and not self._overdue and (self._deferring or self._extension_s > 0)
+        )
+        # Slurm and systemd send SIGTERM to all processes of a job, and torchrun sends it to its workers again
         if again and may_finish:
             return  # an earlier SIGINT still counts
         if not again:
@@ -143,7 +146,7 @@ class StopSignal:
             return
         if signum == signal.SIGTERM and self._extension_s and self._left.wait(self._extension_s):
             return
-        self._extension_s = 0.0
+        self._overdue = True
         if not self._raised:
             signal.pthread_kill(main_thread, signum)  # a second signal always raises
         if self._left.wait(self._tidy_up_s):

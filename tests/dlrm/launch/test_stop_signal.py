@@ -65,7 +65,21 @@ def test_a_step_that_does_not_end_is_interrupted_after_the_grace():
     assert time.monotonic() - began >= SOON.total_seconds()
 
 
-def test_a_second_signal_raises_at_once():
+def test_sigterm_may_come_twice_before_the_step_ends():
+    with StopSignal(grace=LONG) as stop, stop.deferred():
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        assert stop.requested
+
+
+def test_a_step_that_does_not_end_is_interrupted_after_sigterm_came_twice():
+    with pytest.raises(StopRequested, match="SIGTERM"), StopSignal(grace=SOON) as stop, stop.deferred():
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        time.sleep(30)
+
+
+def test_a_second_ctrl_c_raises_at_once():
     with pytest.raises(StopRequested), StopSignal(grace=LONG) as stop, stop.deferred():
         send(signal.SIGINT)
         send(signal.SIGINT)

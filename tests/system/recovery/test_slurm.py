@@ -84,7 +84,9 @@ def called(*command):
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
-def test_a_job_whose_node_dies_is_requeued_and_resumes(slurm, tmp_path, monkeypatch):
+@pytest.fixture
+def submit(slurm, tmp_path, monkeypatch):
+    """Submits the script for a run of 200 steps; returns the job's number, folder and log."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name, module in (("cpr", "cpr.cli"), ("torchrun", "torch.distributed.run")):
@@ -101,19 +103,36 @@ def test_a_job_whose_node_dies_is_requeued_and_resumes(slurm, tmp_path, monkeypa
         "OMP_NUM_THREADS": "1",
     }.items():
         monkeypatch.setenv(name, str(value))
-    log = tmp_path / "log.txt"
-    resources = ("--cpus-per-task=1", "--mem=0", "--time=10", f"--output={log}", f"--chdir={tmp_path}")
-    settings = ("data.global_batch_size=20", "train.log_every_steps=10", "checkpoint.every_steps=20")
-    job = called("sbatch", "--parsable", *resources, str(ROOT / "examples/slurm.sbatch"), *settings).strip()
 
-    runs = tmp_path / "runs" / job
-    wait_for(lambda: re.search(r"step 60 ", log.read_text() if log.exists() else ""))
+    def run(options, *overrides):
+        log = tmp_path / "log.txt"
+        log.touch()
+        resources = ("--cpus-per-task=1", "--mem=0", f"--output={log}", f"--chdir={tmp_path}", *options)
+        settings = ("data.global_batch_size=20", "train.log_every_steps=10", *overrides)
+        job = called("sbatch", "--parsable", *resources, str(ROOT / "examples/slurm.sbatch"), *settings)
+        return job.strip(), tmp_path / "runs" / job.strip(), log
+
+    return run
+
+
+def test_a_job_whose_node_dies_is_requeued_and_resumes(submit):
+    job, runs, log = submit(["--time=10"], "checkpoint.every_steps=20")
+    wait_for(lambda: re.search(r"step 60 ", log.read_text()))
     second = [each for each in of_job(job) if each.environ().get("SLURM_NODEID") == "1"]
     for each in second:
         each.send_signal(signal.SIGKILL)
     wait_for(lambda: "the run resumes from the newest checkpoint" in log.read_text())
     wait_for(lambda: not called("squeue", "-h"))
     assert report_of(only_folder(runs))["steps"] == 200, log.read_text()
+
+
+def test_a_job_that_reaches_its_time_limit_saves_and_resumes_where_it_stopped(submit):
+    # Slurm counts limits in minutes, and may tell the script up to a minute early
+    job, _, log = submit(["--time=2", "--signal=B:USR1@30"], "train.epochs=10000")
+    wait_for(lambda: "the run resumes from the newest checkpoint" in log.read_text())
+    called("scancel", job)
+    (step,) = re.findall(r"saved at step (\d+) before leaving", log.read_text())
+    assert f"begins at step {step} (resume)" in log.read_text()
 
 
 def of_job(job):
