@@ -78,7 +78,7 @@ def check_versions(device: str) -> None:
     problem = _missing_or_duplicate() or _mismatch(device) or _loading_failure(device)
     if problem:
         raise IncompatiblePackagesError(
-            f"{problem}.\nInstalled: {_describe_installed()}.\n"
+            f"{problem}.\nInstalled: {installed_text()}.\n"
             f"In a clone of this project: `rm -rf .venv && make install DEVICE={device}`. Elsewhere:\n"
             f"{_best_pairing().commands(device)}"
         )
@@ -145,7 +145,8 @@ def _best_pairing() -> Pairing:
     return next((pairing for pairing in PAIRINGS if pairing.torch == torch), PAIRINGS[0])
 
 
-def _describe_installed() -> str:
+def installed_text() -> str:
+    """Versions of the installed torch, torchrec and fbgemm, for messages."""
     packages = ("torch", "torchrec", *FBGEMM_BUILDS.values())
     return ", ".join(f"{package} {_version(package) or '(none)'}" for package in packages)
 
@@ -170,7 +171,7 @@ def main(arguments: list[str]) -> int:
     except (IncompatiblePackagesError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"Fit together for {device}: {_describe_installed()}")
+    print(f"Fit together for {device}: {installed_text()}")
     return 0
 
 

@@ -2,17 +2,26 @@
 
 import argparse
 import json
+import signal
 import socket
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cpr.cli.command import BAD, FINE, Command
 from cpr.humanize import parse_duration, parse_size
 
+if TYPE_CHECKING:
+    from cpr.doctor.finding import Finding
+
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", metavar="URI", help="checkpoint directory of the job, to be tried")
+    parser.add_argument(
+        "--checkpoint",
+        metavar="URI",
+        help="checkpoint directory of the job: whether it can be written, and whether all nodes share it",
+    )
     parser.add_argument(
         "--memory", metavar="SIZE", help="shared memory that the job takes on this node: 200GB"
     )
@@ -33,22 +42,31 @@ def _run(options: argparse.Namespace) -> int:
         raise ValueError(
             "to check links, give --nodes N, --node-rank 0 to N - 1, and --rdzv HOST:PORT of node 0"
         )
-    # imported late, as torch is slow
-    from cpr.doctor.network import network_findings  # noqa: PLC0415
-    from cpr.doctor.node import node_findings  # noqa: PLC0415
-    from cpr.rendezvous.launcher_env import LauncherEnv  # noqa: PLC0415
-
-    found = node_findings(parse_size(options.memory) if options.memory else None, options.checkpoint)
-    if options.nodes > 1:
-        place = {"rank": options.node_rank, "world_size": options.nodes, "of_agent": False}
-        env = LauncherEnv(address=address, port=int(port), **place)
-        found += network_findings(env, timedelta(seconds=parse_duration(options.wait)))
-    host = socket.gethostname()
+    host, found = socket.gethostname(), []
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # files of a check are deleted
+    try:
+        for finding in _findings(options, address, port):
+            found.append(finding)
+            if not options.json:  # at once, as a library may end the process in the next check
+                print(f"{host}: {finding}", flush=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if options.json:
         print(json.dumps({"host": host, "findings": [asdict(each) for each in found]}, indent=1))
-    else:
-        print("\n".join(f"{host}: {each}" for each in found))
     return BAD if any(each.state == "PROBLEM" for each in found) else FINE
+
+
+def _findings(options: argparse.Namespace, address: str, port: str) -> Iterator["Finding"]:
+    from cpr.doctor.node import node_findings  # noqa: PLC0415  # imported late, as it is slow
+
+    yield from node_findings(parse_size(options.memory) if options.memory else None, options.checkpoint)
+    if options.nodes > 1:
+        from cpr.doctor.network import network_findings  # noqa: PLC0415  # imports torch
+        from cpr.rendezvous.launcher_env import LauncherEnv  # noqa: PLC0415
+
+        place = {"rank": options.node_rank, "world_size": options.nodes, "of_agent": False}
+        env = LauncherEnv(address=address, port=int(port), **place)
+        yield from network_findings(env, timedelta(seconds=parse_duration(options.wait)), options.checkpoint)
 
 
 DOCTOR: Final = Command(

@@ -1,172 +1,113 @@
-"""Checks between nodes: they meet as workers do, and time every link with what training uses."""
+"""Checks between nodes: they meet as workers do, and try what training uses."""
 
 import os
 import socket
-import statistics
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Final
 
 import torch
 import torch.distributed as dist
 
 from cpr.doctor.finding import Finding, problem, warning
+from cpr.doctor.interfaces import check_interfaces
+from cpr.doctor.links import check_links
+from cpr.doctor.meeting import Meeting
+from cpr.doctor.shared_directory import check_shared_directory
 from cpr.errors import RendezvousError
-from cpr.humanize import duration_text
-from cpr.rendezvous.join import init_process_group, join_from
+from cpr.rendezvous.join import WorkerGroup, init_process_group, join_from
 from cpr.rendezvous.launcher_env import LauncherEnv
 from cpr.rendezvous.rank_assignment import WorkerInfo
-
-PINGS: Final = 20
-TRANSFER_BYTES: Final = 32 * 2**20
-LEAST_GBPS: Final = 1.0
-SLOW_SHARE: Final = 0.5
-"""A link is slow below this share of the median bandwidth."""
-MOST_LATENCY_S: Final = 0.005
-MOST_SKEW_S: Final = 1.0
-BAD_SKEW_S: Final = 300.0
-"""Object stores refuse requests of clocks that are 5 to 15 minutes wrong."""
+from cpr.versions import installed_text
 
 
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """Measurement of a link, by one of its two nodes."""
-
-    gbps: tuple[float, float]
-    """Bandwidth to the other node and back, of one transfer at a time."""
-    latency_s: float
-    """Shortest round trip of a number."""
-    skew_s: float
-    """How far the other node's clock is ahead."""
-
-
-def network_findings(env: LauncherEnv, timeout: timedelta) -> list[Finding]:
-    """Meet the other nodes, measure all links, and judge those to nodes of higher ranks.
+def network_findings(env: LauncherEnv, timeout: timedelta, uri: str | None) -> Iterator[Finding]:
+    """Meet the other nodes, and check what is between them.
 
     Args:
         env: of one process for each node; rank 0 hosts the store.
-        timeout: for the others to come, and for each transfer.
+        timeout: for the others to come, and for each answer and transfer.
+        uri: checkpoint directory that all nodes must share; None: not checked, unless another node has one.
     """
     name = socket.gethostname()
     try:
         own = env.own_address()
         group = join_from(env, WorkerInfo(restarted=False, host=name, pid=os.getpid()), timeout)
     except ValueError as error:
-        return [problem("rendezvous", f"no route to {env.address}: {error.__cause__}", "correct --rdzv")]
+        yield problem("rendezvous", f"no route to {env.address}: {error.__cause__}", "correct --rdzv")
+        return
     except (RendezvousError, OSError) as error:
         advice = (
-            f"run `cpr doctor` on all {env.world_size} nodes at the same time, with --node-rank 0 on "
-            f"{env.address}; open port {env.port} in its firewall, and end another program that has it"
+            f"run `cpr doctor` on all {env.world_size} nodes at the same time, each with its own "
+            f"--node-rank and the same --nodes, number 0 on {env.address}; open port {env.port} in its "
+            "firewall, and end another program that has it"
         )
-        return [problem("rendezvous", str(error), advice)]
-    found = [Finding("rendezvous", f"{env.world_size} nodes at {env.address}:{env.port}; this is {own.name}")]
+        yield problem("rendezvous", str(error), advice)
+        return
+    yield Finding("rendezvous", f"{env.world_size} nodes at {env.address}:{env.port}; this is {own.name}")
+    meeting = Meeting(group.store, group.rank, tuple(info.host for info in group.infos))
+    try:
+        yield from check_equality(meeting, installed_text(), torch.cuda.device_count())
+        if any(meeting.gather("--checkpoint", uri)):
+            yield check_shared_directory(meeting, uri)
+        found = list(check_interfaces(meeting))
+        yield from found
+        if all(each.state == "ok" for each in found):
+            yield from _with_gloo(group, meeting, timeout)
+        meeting.leave()
+    except RendezvousError as error:
+        yield problem("nodes", str(error), "see what its own `cpr doctor` says, and run all of them again")
+
+
+def check_equality(meeting: Meeting, packages: str, num_gpus: int) -> Iterator[Finding]:
+    """Check that all nodes have the same packages and as many GPUs; raises as `Meeting.gather`."""
+    nodes = meeting.gather("list of packages", [packages, num_gpus])
+    others = [(meeting.name(rank), *nodes[rank]) for rank in meeting.others]
+    if different := [f"{node} has {theirs}" for node, theirs, _ in others if theirs != packages]:
+        text = f"this node has {packages}; {'; '.join(different)}"
+        yield problem("same versions", text, "install the same versions on all nodes")
+    if different := [f"{node} {count}" for node, _, count in others if count != num_gpus]:
+        text = f"this node has {num_gpus} GPUs, {', '.join(different)}"
+        yield warning("same GPUs", text, "look at the driver and CUDA_VISIBLE_DEVICES where there are fewer")
+    if all(node == nodes[0] for node in nodes):
+        yield Finding("same versions", f"all nodes have the same packages and {num_gpus} GPUs")
+
+
+def _with_gloo(group: WorkerGroup, meeting: Meeting, timeout: timedelta) -> Iterator[Finding]:
+    """Check links and NCCL in a process group."""
     try:
         init_process_group(group, "gloo", timeout)
-        links = _measure_all(env.rank, env.world_size)
-        found += [*judge_links(links, [info.host for info in group.infos], env.rank), *_try_nccl()]
-        dist.barrier()  # rank 0 hosts the store
+        yield from check_links(meeting)
+        yield from _try_nccl(timeout)
     except RuntimeError as error:
         advice = (
-            "open all ports between the nodes, and name the interface of the job's network in "
-            f"GLOO_SOCKET_IFNAME: the one that has {own.name} (`ip -br addr`), as gloo takes the one that "
-            f"{name} resolves to"
+            "see whether another node has ended; give slow links more time with --wait; open all ports "
+            "between the nodes"
         )
-        found.append(problem("links", str(error).split("\n", maxsplit=1)[0], advice))
+        yield problem("links", _first_line(error), advice)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-    return found
 
 
-def rounds(num_nodes: int) -> Iterator[list[tuple[int, int]]]:
-    """All pairs of nodes, in rounds in which each node is in one pair at most.
-
-    >>> list(rounds(3))
-    [[(1, 2)], [(0, 2)], [(0, 1)]]
-    """
-    order = list(range(num_nodes + num_nodes % 2))
-    for _ in order[1:]:
-        pairs = zip(order[: len(order) // 2], reversed(order), strict=False)
-        yield [(min(pair), max(pair)) for pair in pairs if max(pair) < num_nodes]
-        order = [order[0], order[-1], *order[1:-1]]
-
-
-def _measure_all(rank: int, num_nodes: int) -> dict[tuple[int, int], Link]:
-    """Links of all pairs of nodes; the same result on all nodes."""
-    own = {}
-    for pairs in rounds(num_nodes):
-        dist.barrier()
-        for pair in pairs:
-            if rank in pair:
-                own[pair] = _measure(peer=sum(pair) - rank, is_first=rank == pair[0])
-    gathered: list[dict[tuple[int, int], Link]] = [{}] * num_nodes
-    dist.all_gather_object(gathered, {pair: link for pair, link in own.items() if pair[0] == rank})
-    return {pair: link for each in gathered for pair, link in each.items()}
-
-
-def _measure(peer: int, is_first: bool) -> Link:
-    clock, data = torch.zeros(1, dtype=torch.float64), torch.zeros(TRANSFER_BYTES, dtype=torch.uint8)
-
-    def exchange(there: torch.Tensor, back: torch.Tensor) -> float:
-        """Send from the first node to the second and back; returns seconds."""
-        began = time.perf_counter()
-        if is_first:
-            dist.send(there, peer)
-            dist.recv(back, peer)
-        else:
-            dist.recv(there, peer)
-            clock.fill_(time.time())
-            dist.send(back, peer)
-        return time.perf_counter() - began
-
-    pings = []
-    for _ in range(PINGS):
-        wall_s, took_s = time.time(), exchange(clock, clock)
-        pings.append((took_s, float(clock) - wall_s - took_s / 2))
-    latency_s, skew_s = min(pings)
-    bits = 8e-9 * TRANSFER_BYTES
-    gbps = bits / exchange(data, clock), bits / exchange(clock, data)
-    return Link(gbps=gbps, latency_s=latency_s, skew_s=skew_s)
-
-
-def judge_links(links: dict[tuple[int, int], Link], hosts: Sequence[str], rank: int) -> list[Finding]:
-    """Judge the links of node `rank` to higher ones by limits, and by the median bandwidth of all links."""
-    median = statistics.median(gbps for link in links.values() for gbps in link.gbps)
-    return [
-        _judge(f"link to {hosts[pair[1]]} (node {pair[1]})", link, median)
-        for pair, link in sorted(links.items())
-        if pair[0] == rank
-    ]
-
-
-def _judge(name: str, link: Link, median_gbps: float) -> Finding:
-    text = (
-        f"{link.gbps[0]:.3g} Gb/s there, {link.gbps[1]:.3g} back (median of all links {median_gbps:.3g}), "
-        f"{duration_text(link.latency_s)} round trip, its clock {link.skew_s:+.3f} s"
-    )
-    if abs(link.skew_s) > BAD_SKEW_S:
-        return problem(name, text, "set the clocks by NTP (chrony): object stores refuse wrong ones")
-    if abs(link.skew_s) > MOST_SKEW_S:
-        return warning(name, text, "set the clocks by NTP (chrony), so that times in logs can be compared")
-    if min(link.gbps) < max(LEAST_GBPS, SLOW_SHARE * median_gbps):
-        return warning(name, text, "look at MTU, duplex and other traffic, or choose another interface")
-    if link.latency_s > MOST_LATENCY_S:
-        return warning(name, text, "place the nodes closer: every step waits for several round trips")
-    return Finding(name, text)
-
-
-def _try_nccl() -> list[Finding]:
+def _try_nccl(timeout: timedelta) -> Iterator[Finding]:
     """Sum a number over the first GPUs of all nodes; nothing if a node has none."""
     num_gpus = torch.tensor(torch.cuda.device_count())
     dist.all_reduce(num_gpus, dist.ReduceOp.MIN)
     if not num_gpus:
-        return []
-    total = torch.ones(1, device="cuda")
+        return
+    # a failure must raise here: by default NCCL's watchdog ends the process
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    advice = "run with NCCL_DEBUG=INFO, and choose the network by NCCL_SOCKET_IFNAME"
     try:
-        dist.all_reduce(total, group=dist.new_group(backend="nccl"))
+        total = torch.ones(1, device="cuda")
+        dist.all_reduce(total, group=dist.new_group(backend="nccl", timeout=timeout))
+        if int(total) == dist.get_world_size():
+            yield Finding("NCCL", f"sums over {int(total)} nodes")
+        else:
+            yield problem("NCCL", f"a sum over {dist.get_world_size()} nodes gives {int(total)}", advice)
     except RuntimeError as error:
-        advice = "run with NCCL_DEBUG=INFO, and choose the network by NCCL_SOCKET_IFNAME"
-        return [problem("NCCL", str(error).split("\n", maxsplit=1)[0], advice)]
-    return [Finding("NCCL", f"sums over {int(total)} nodes")]
+        yield problem("NCCL", _first_line(error), advice)
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).split("\n", maxsplit=1)[0]

@@ -5,16 +5,14 @@ import resource
 import secrets
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from cpr.checkpoint.storage.base import open_storage, read_file
 from cpr.doctor.finding import Finding, problem, warning
-from cpr.errors import CheckpointError
+from cpr.errors import CheckpointError, CorruptFileError
 from cpr.humanize import size_text
 from cpr.resident.cleanup import occupied
 from cpr.resident.folders import ROOT_VARIABLE, user_folder
@@ -25,31 +23,31 @@ LEAST_MEMORY_BYTES: Final = 10**9
 """Containers get 64 MB of shared memory by default, which is too little for any job."""
 LEAST_FILES: Final = 4096
 """For connections to all ranks in several process groups, files of tables, and data files."""
-UNLIMITED_BYTES: Final = 2**60
-"""Control groups of version 1 have a huge number instead of no limit."""
 MEMORY_FILE_SYSTEMS: Final = ("tmpfs", "ramfs", "hugetlbfs")
 
 
-def node_findings(needed_bytes: int | None, uri: str | None) -> list[Finding]:
+def node_findings(needed_bytes: int | None, uri: str | None) -> Iterator[Finding]:
     """Check this node.
 
     Args:
         needed_bytes: shared memory that the job takes on this node; None: not known.
         uri: checkpoint directory to try; None: none.
     """
+    has_driver = Path("/proc/driver/nvidia/version").exists()
+    yield check_versions([*VERSIONS, "cuda" if has_driver else "cpu"])
+    # imported here, so that the line above is out where torch cannot be imported
+    import torch  # noqa: PLC0415
+
+    yield check_shared_memory(user_folder().parent, needed_bytes, memory_limit_bytes(), left_behind())
     files, locked = (
         resource.getrlimit(each)[0] for each in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)
     )
-    gpus = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
-    left_over = sum(run.num_bytes for run in occupied() if not run.in_use_by)
-    found = [
-        check_versions([*VERSIONS, "cuda" if gpus else "cpu"]),
-        check_shared_memory(user_folder().parent, needed_bytes, memory_limit_bytes(), left_over),
-        check_open_files(files),
-        check_locked_memory(locked, has_rdma=any(Path("/sys/class/infiniband").glob("*"))),
-        check_gpus(gpus, has_driver=Path("/proc/driver/nvidia/version").exists()),
-    ]
-    return found if uri is None else [*found, check_storage(uri)]
+    yield check_open_files(files)
+    yield check_locked_memory(locked, has_rdma=any(Path("/sys/class/infiniband").glob("*")))
+    names = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
+    yield check_gpus(names, has_driver)
+    if uri is not None:
+        yield check_storage(uri)
 
 
 def check_versions(command: Sequence[str]) -> Finding:
@@ -61,11 +59,9 @@ def check_versions(command: Sequence[str]) -> Finding:
     return Finding("versions", f"Python {sys.version.split()[0]}. {done.stdout.strip()}")
 
 
-def memory_limit_bytes(
-    groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> int | None:
-    """Least memory limit of the control groups of this process, of version 1 or 2; None without a limit."""
-    limits = []
+def memory_limit_bytes(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory of this machine, or the least limit of the control groups (version 1 or 2) of this process."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for line in groups.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers in {"", "memory"}:
@@ -74,46 +70,64 @@ def memory_limit_bytes(
             for folder in (group, *group.parents):
                 with suppress(OSError, ValueError):  # not there, or "max"
                     limits.append(int((folder / name).read_text()))
-    return min((limit for limit in limits if limit < UNLIMITED_BYTES), default=None)
+    return min(limits)
+
+
+def left_behind() -> tuple[int, int]:
+    """Bytes of shared memory of this user's dead runs: what the next start frees, and what a user must free.
+
+    Raises:
+        PermissionError: the user's folder belongs to another user, or is open to others.
+    """
+    dead = [run for run in occupied() if not run.in_use_by]
+    kept = sum(run.num_bytes for run in dead if run.is_unsaved or run.doubt)
+    return sum(run.num_bytes for run in dead) - kept, kept
 
 
 def check_shared_memory(
-    folder: Path, needed_bytes: int | None, limit_bytes: int | None, left_over_bytes: int
+    folder: Path, needed_bytes: int | None, limit_bytes: int, left_behind_bytes: tuple[int, int]
 ) -> Finding:
     """Check that tables have room in shared memory.
 
     Args:
         folder: where the memory file system is mounted.
         needed_bytes: what the job takes on this node; None: not known.
-        limit_bytes: memory limit of this process's control group, to which shared memory counts; None: none.
-        left_over_bytes: what dead runs hold.
+        limit_bytes: memory that processes and shared memory may take together.
+        left_behind_bytes: see `left_behind`.
     """
+    name, (freed_at_start, kept) = "shared memory", left_behind_bytes
     status = os.statvfs(folder)
     size, free = (blocks * status.f_frsize for blocks in (status.f_blocks, status.f_bavail))
+    free += freed_at_start
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     above = [mount for mount in mounts if folder.resolve().is_relative_to(mount[0])]
     _, kind = max(reversed(above), key=lambda mount: len(mount[0]))  # a later mount covers an earlier one
-    limit = "none" if limit_bytes is None else size_text(limit_bytes)
-    text = (
-        f"{folder} ({kind}): {size_text(free)} of {size_text(size)} free; memory limit of the control group: "
-        f"{limit}; held by dead runs: {size_text(left_over_bytes)}"
-    )
     needed = needed_bytes or LEAST_MEMORY_BYTES
+    text = (
+        f"{folder} ({kind}): {size_text(free)} of {size_text(size)} free; memory limit "
+        f"{size_text(limit_bytes)}"
+        + f"; dead runs hold {size_text(kept)} more" * bool(kept)
+        + "; compared with 1 GB, as --memory does not say what the job takes" * (needed_bytes is None)
+    )
     if kind not in MEMORY_FILE_SYSTEMS:
-        return problem("shared memory", text, f"name a memory file system (tmpfs) in {ROOT_VARIABLE}")
-    if free < needed:
-        advice = (
-            f"{'`cpr clean --yes`, or ' * bool(left_over_bytes)}enlarge it to {size_text(needed)} or more: "
-        )
-        advice += "`mount -o remount,size=...`; Docker: --shm-size; Kubernetes: emptyDir of medium Memory"
-        return problem("shared memory", text, advice)
-    if limit_bytes is not None and limit_bytes < needed:
+        return problem(name, text, f"name a memory file system (tmpfs) in {ROOT_VARIABLE}")
+    if not os.access(folder, os.W_OK):
         return problem(
-            "shared memory", text, f"raise the limit to {size_text(needed)} or more (Slurm: --mem)"
+            name, f"{text}; it cannot be written", "mount it writable for this user (`mount -o rw`)"
         )
-    if left_over_bytes:
-        return warning("shared memory", text, "`cpr clean` lists it, and says how to save or remove it")
-    return Finding("shared memory", text)
+    if free < needed:
+        clean = "`cpr clean` lists what dead runs hold, and says how to save or remove it; or " * bool(kept)
+        room = size_text(size - free + needed)
+        advice = "`mount -o remount,size=...`; Docker: --shm-size; Kubernetes: emptyDir of medium Memory"
+        return problem(name, text, f"{clean}enlarge it to {room} or more: {advice}")
+    if limit_bytes < needed:
+        advice = (
+            f"raise the limit of the job to {size_text(needed)} or more (Slurm: --mem), or take more nodes"
+        )
+        return problem(name, text, advice)
+    if kept:
+        return warning(name, text, "`cpr clean` lists it, and says how to save or remove it")
+    return Finding(name, text)
 
 
 def check_open_files(limit: int) -> Finding:
@@ -146,9 +160,6 @@ def check_storage(uri: str) -> Finding:
     """Check that a checkpoint directory keeps what its ownership relies on: atomic writes, seen at once.
 
     A file is written, replaced and deleted, and another client looks after each.
-
-    Raises:
-        ValueError: no storage can be opened for this URI.
     """
     folder, data, wrong = f"doctor-{secrets.token_hex(4)}", b"", set()
     path = f"{folder}/record"
@@ -169,8 +180,10 @@ def check_storage(uri: str) -> Finding:
             writer.delete(folder)
         if list(reader.list(folder)):
             wrong.add("a file that was deleted is still listed")
-    except CheckpointError as error:
-        return Finding("storage", str(error), "PROBLEM")
+    except CorruptFileError:
+        wrong.add("a file that was written is not seen at once")
+    except (CheckpointError, ValueError) as error:
+        return Finding("storage", str(error), "PROBLEM")  # says what to do
     if wrong:
         return problem("storage", f"{writer.uri}: {'; '.join(sorted(wrong))}", "take one that is consistent")
     return Finding("storage", f"{writer.uri}: writes are atomic, and seen at once")

@@ -1,8 +1,11 @@
 """Checks of one node, with fakes for what this machine has not."""
 
+import os
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,19 +20,24 @@ from cpr.doctor.node import (
     check_storage,
     check_versions,
     memory_limit_bytes,
+    node_findings,
 )
+from cpr.resident.cleanup import Occupied
 
 SHM = Path("/dev/shm")
+RAM = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize(
     ("needed", "limit", "left_over", "state", "advice"),
     [
-        (1, None, 0, "ok", ""),
-        (10**15, None, 0, "PROBLEM", "enlarge it to 1,000 TB"),
-        (10**15, None, 1, "PROBLEM", "`cpr clean --yes`"),
-        (2000, 1000, 0, "PROBLEM", "raise the limit to 2 kB"),
-        (1, 1000, 5, "warning", "`cpr clean`"),
+        (1, 10**15, (0, 0), "ok", ""),
+        (None, 10**15, (0, 0), "ok", "--memory does not say"),
+        (10**15, 10**15, (0, 0), "PROBLEM", "enlarge it to 1,000 TB"),
+        (10**15, 10**15, (0, 1), "PROBLEM", "`cpr clean` lists what dead runs hold"),
+        (10**15, 10**15, (10**15, 0), "ok", ""),
+        (2000, 1000, (0, 0), "PROBLEM", "raise the limit of the job to 2 kB"),
+        (1, 1000, (0, 5), "warning", "`cpr clean`"),
     ],
 )
 def test_shared_memory_has_room(needed, limit, left_over, state, advice):
@@ -39,7 +47,7 @@ def test_shared_memory_has_room(needed, limit, left_over, state, advice):
 
 
 def test_a_disk_is_no_shared_memory():
-    found = check_shared_memory(Path(__file__).parent, 1, None, 0)
+    found = check_shared_memory(Path(__file__).parent, 1, RAM, (0, 0))
     assert found.state == "PROBLEM"
     assert "CPR_RESIDENT_ROOT" in found.text
 
@@ -50,7 +58,8 @@ def test_a_disk_is_no_shared_memory():
         ("0::/job/step\n", {"job/memory.max": "700", "job/step/memory.max": "max"}, 700),
         ("0::/job\n", {"memory.max": "500", "job/memory.max": "700"}, 500),
         ("4:memory:/a\n1:cpu:/b\n", {"memory/a/memory.limit_in_bytes": "9", "b/memory.max": "1"}, 9),
-        ("4:memory:/not/here\n", {"memory/memory.limit_in_bytes": str(2**63 - 4096)}, None),
+        ("4:memory:/not/here\n", {"memory/memory.limit_in_bytes": str(2**63 - 4096)}, RAM),
+        ("", {}, RAM),
     ],
 )
 def test_the_least_limit_of_all_control_groups_counts(tmp_path, groups, files, limit):
@@ -60,6 +69,30 @@ def test_the_least_limit_of_all_control_groups_counts(tmp_path, groups, files, l
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
     assert memory_limit_bytes(tmp_path / "groups", tmp_path / "root") == limit
+
+
+def test_what_others_hold_comes_on_top(monkeypatch):
+    full = SimpleNamespace(f_frsize=1, f_blocks=2 * 10**9, f_bavail=0)
+    monkeypatch.setattr(os, "statvfs", lambda folder: full)
+    assert "enlarge it to 5 GB or more" in check_shared_memory(SHM, 3 * 10**9, RAM, (0, 0)).text
+
+
+def test_shared_memory_must_be_writable(monkeypatch):
+    monkeypatch.setattr(os, "access", lambda folder, mode: False)
+    assert "cannot be written. What to do: mount it writable" in check_shared_memory(SHM, 1, RAM, (0, 0)).text
+
+
+def test_memory_that_the_next_start_frees_is_not_held_against_the_node(monkeypatch):
+    run = Occupied(folder=SHM, num_bytes=1, num_segments=1, in_use_by="", doubt="", is_unsaved=False)
+    changes = {"num_bytes": 10}, {"in_use_by": "a worker"}, {"doubt": "unless"}, {"is_unsaved": True}
+    monkeypatch.setattr(node, "occupied", lambda: [replace(run, **change) for change in changes])
+    assert node.left_behind() == (10, 2)
+
+
+def test_versions_are_told_where_torch_cannot_be_imported(monkeypatch):
+    monkeypatch.setattr(node, "VERSIONS", (sys.executable, "-c", "raise SystemExit('no libtorch.so')"))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "no libtorch.so. What to do: install" in str(next(node_findings(None, None)))
 
 
 def test_limits_and_gpus():
@@ -77,6 +110,11 @@ def test_versions_that_do_not_fit_are_told():
     assert found.state == "PROBLEM"
     assert "torch 1 with torchrec 2. What to do: " in found.text
     assert "ended with code -9" in check_versions(["sh", "-c", "kill -9 $$"]).text
+
+
+def test_a_uri_that_no_storage_has_is_a_finding():
+    assert check_storage("nothing://here").state == "PROBLEM"
+    assert "names no bucket: write s3://BUCKET" in check_storage("s3://").text
 
 
 class Stale(LocalStorage):
