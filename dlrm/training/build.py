@@ -143,7 +143,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
         model=model,
         schedule=make_schedule(config.train.pipeline, model),
         optimizers=optimizers,
-        replicas=_dense_sync(config, model, optimizers),
+        replicas=make_dense_sync(config, model, optimizers),
         loader=inputs.loader,
         evaluate=partial(evaluate, model, inputs.test_loader, inputs.device),
         telemetry=telemetry,
@@ -185,7 +185,7 @@ def _states(trainer: Trainer) -> dict[str, Stateful]:
     }
 
 
-def _dense_sync(config: Config, model: DistributedModelParallel, optimizers: Optimizers) -> DenseSync:
+def make_dense_sync(config: Config, model: DistributedModelParallel, optimizers: Optimizers) -> DenseSync:
     """Create what keeps the dense parameters of all ranks equal, and compensates for late gradients."""
     if config.train.is_late:
         optimizers.compensate(config.train.compensation, config.train.delay_steps)

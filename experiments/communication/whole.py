@@ -26,10 +26,11 @@ from dlrm.optim.build import Optimizers
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.training.data import Inputs, prepare
 from dlrm.training.evaluation import evaluate
+from dlrm.training.trainer import NUM_SCALARS
 from experiments.communication.contenders import AUTO_NAME, CONTENDERS, LIMIT, Baseline, Contender
 from experiments.communication.ways import register_hook
 from experiments.harness.network import sent_bytes
-from experiments.harness.training import NUM_SCALARS, MakeSynchronizer, Training
+from experiments.harness.training import MakeSynchronizer, Training
 from experiments.harness.turns import Effort, Rounds, seconds_of, take_turns
 from experiments.splitting.workload import TerabyteWorkload
 

@@ -1,30 +1,24 @@
 """The trainer's model and optimizers, driven step by step by experiments that act between steps."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import Final
 
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from data.batch import Batch
-from dlrm.dense_sync import AllReduceSync
 from dlrm.dense_sync.base import DenseSync
 from dlrm.optim.build import Optimizers
-from dlrm.sharding.parameters import dense_parameters
-from dlrm.training.build import shard
+from dlrm.pipeline.schedules import make_schedule
+from dlrm.training.build import make_dense_sync, shard
 from dlrm.training.data import Inputs
-
-NUM_SCALARS: Final = 1  # averaged together with the gradients: a flag of each rank
+from dlrm.training.trainer import NUM_SCALARS
 
 MakeSynchronizer = Callable[[DistributedModelParallel, Optimizers], DenseSync]
-
-
-def average_gradients(model: DistributedModelParallel, optimizers: Optimizers) -> DenseSync:
-    """Synchronize by one fp32 all-reduce of all dense gradients in each step."""
-    return AllReduceSync(dense_parameters(model), NUM_SCALARS)
 
 
 class Training:
@@ -32,10 +26,10 @@ class Training:
 
     Args:
         inputs: configuration, data and ranks of the training.
-        batches: for the next steps; may be replaced between steps.
+        batches: for the next steps; may be replaced between steps of a schedule that does not look ahead.
         initialize: whether to initialize the tables, see `dlrm.training.build.shard`.
         folder: where `sharding.strategy = "auto"` stores its choice.
-        synchronize: makes the synchronizer of dense parameters.
+        synchronize: makes the synchronizer of dense parameters; None: that of the configuration.
     """
 
     def __init__(
@@ -44,24 +38,25 @@ class Training:
         batches: Iterator[Batch],
         initialize: bool = True,
         folder: Path | None = None,
-        synchronize: MakeSynchronizer = average_gradients,
+        synchronize: MakeSynchronizer | None = None,
     ) -> None:
         config = inputs.config
         self.model = shard(inputs, initialize, folder)
         self.optimizers = Optimizers(self.model, config.dense, config.tables, config.schedule)
         self.batches = batches
         self.steps_done = 0
+        self._schedule = make_schedule(config.train.pipeline, self.model)
+        self._ahead: deque[Batch] = deque()
+        synchronize = synchronize or partial(make_dense_sync, config)
         self.synchronizer = synchronize(self.model, self.optimizers)
         self._world_size = inputs.ranks.world_size
 
     def step(self, flag: bool = False) -> bool:
         """Make one step on all ranks; returns whether `flag` was set on every rank."""
-        batch, began = next(self.batches), perf_counter()
+        batch, began = self._ahead.popleft() if self._ahead else next(self.batches), perf_counter()
         self.optimizers.begin_step(self.steps_done)
-        logits = self.model(batch.dense, batch.sparse)
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        share = float(self.synchronizer.average(torch.tensor([float(flag)])))
+        self._schedule.step(batch, self._upcoming)
+        share = float(self.synchronizer.average(torch.full((NUM_SCALARS,), float(flag)))[0])
         self.optimizers.step()
         self.synchronizer.updated(perf_counter() - began)
         self.steps_done += 1
@@ -75,3 +70,7 @@ class Training:
             self.step()
             took_s.append(perf_counter() - began)
         return took_s
+
+    def _upcoming(self, count: int) -> list[Batch]:
+        self._ahead += islice(self.batches, max(0, count - len(self._ahead)))
+        return list(islice(self._ahead, count))

@@ -72,10 +72,10 @@ from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.planning.savings import id_traffic_of, traffic_of
 from dlrm.sharding.splitting.planning.shapes import heads_of, numbers_outside_tables
+from dlrm.training.trainer import NUM_SCALARS
 from experiments.harness.command import experiment_parser, require_links
 from experiments.harness.network import Network
 from experiments.harness.record import Record, Row
-from experiments.harness.training import NUM_SCALARS
 from experiments.harness.workers import Measurements, Workers, measure_missing
 from experiments.splitting.figures import cells_of, figures_of, link_name
 from experiments.splitting.picture import draw

@@ -25,7 +25,8 @@ from dlrm.sharding.splitting.planning.saved_choice import CHOICE_NAME
 from dlrm.sharding.splitting.wire import counted
 from dlrm.training.build import settle_strategies
 from dlrm.training.data import Inputs
-from experiments.harness.training import NUM_SCALARS, Training
+from dlrm.training.trainer import NUM_SCALARS
+from experiments.harness.training import Training
 from experiments.harness.turns import Rounds, seconds_of, take_turns
 from experiments.harness.worker_process import answer_requests, job_from, worker_process_group
 from experiments.splitting.figures import PLANS, WIRE_DTYPES, plan_with, strategies_in

@@ -57,14 +57,26 @@ def counted() -> Iterator[Wire]:
 
 
 def _call(wire: Wire, name: str, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    tensor, sent = sent_by(name, original, *arguments, **named)
+    wire.sent[name, tensor.dtype] += sent
+    return original(*arguments, **named)
+
+
+def sent_by(name: str, original: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Tensor, float]:
+    """The tensor that a call of a collective sends, and the bytes of it that go to other ranks.
+
+    Args:
+        name: of the collective, one of `COUNTS`.
+        original: the function itself.
+        arguments: of the call.
+        named: of the call.
+    """
     bound = signature(original).bind(*arguments, **named)
     bound.apply_defaults()
     group = bound.arguments["group"]
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
-    if rank >= 0:
-        tensor, sent = COUNTS[name](bound.arguments, rank, num_ranks)
-        wire.sent[name, tensor.dtype] += sent
-    return original(*arguments, **named)
+    tensor, sent = COUNTS[name](bound.arguments, rank, num_ranks)
+    return tensor, sent if rank >= 0 else 0.0
 
 
 def _messages(wire: Wire, original: Callable[..., Any], messages: list[dist.P2POp]) -> Any:

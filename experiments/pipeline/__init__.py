@@ -1,0 +1,1 @@
+"""What the schedules of a training step gain, and what a step waits for."""

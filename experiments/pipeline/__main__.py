@@ -1,0 +1,5 @@
+"""`python -m experiments.pipeline`; see `run`."""
+
+from experiments.pipeline.run import main
+
+raise SystemExit(main())

@@ -1,0 +1,14 @@
+"""The schedules of `train.pipeline` that `experiments.pipeline` compares."""
+
+from typing import Final
+
+NONE: Final = "none"
+AUTO: Final = "auto"
+SCHEDULES: Final[dict[str, tuple[str, ...]]] = {
+    NONE: (),
+    "prefetch": ("train.pipeline=prefetch",),
+    "delayed": ("train.pipeline=delayed",),
+}
+"""Settings of each schedule."""
+EXACT: Final = (NONE, "prefetch", "waves")
+"""Schedules that give what `none` gives, but for rounding."""

@@ -1,0 +1,114 @@
+"""Worker of `experiments.pipeline`: makes steps under each schedule, in the order that it is asked for."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from statistics import mean
+from time import process_time
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from dlrm.launch.device import Ranks
+from experiments.harness.network import sent_bytes
+from experiments.harness.record import Row
+from experiments.harness.training import Training
+from experiments.harness.turns import seconds_of
+from experiments.harness.worker_process import answer_requests, job_from, worker_process_group
+from experiments.pipeline.exchanges import KINDS, clocked, latency_s
+from experiments.pipeline.schedules import NONE, SCHEDULES
+from experiments.pipeline.shapes import Shape
+
+WARM_UP_STEPS: Final = 3
+"""Before the first turn, and in a turn before its timed steps."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what is asked for."""
+    request = job_from(arguments)
+    with worker_process_group() as ranks:
+        bench = PipelineBench(Shape(**request["shape"]), request["schedules"], ranks)
+        answers: dict[str, Callable[..., Row]] = {
+            "exchanges": bench.exchanges,
+            "round": bench.round,
+            "memory": bench.memory,
+        }
+        answer_requests(ranks, lambda asked: answers[asked.pop("do")](**asked))
+    return 0
+
+
+class PipelineBench:
+    """A model for each schedule, all with the same initial values; all ranks call all methods."""
+
+    def __init__(self, shape: Shape, schedules: Sequence[str], ranks: Ranks) -> None:
+        self._steps, batches = shape.steps, shape.workload.batches(ranks)
+        self._trainings: dict[str, Training] = {}
+        for name in schedules:
+            inputs = shape.workload.inputs(shape.config(SCHEDULES[name]), ranks)
+            self._trainings[name] = Training(inputs, cycle(batches))
+            self._trainings[name].timed_steps(WARM_UP_STEPS)
+
+    def exchanges(self) -> Row:
+        """Bytes and collectives of a step without a schedule by kind, and the latency of a collective.
+
+        Bytes are those of the rank that sends most.
+        """
+        training = self._trainings[NONE]
+        with clocked(training.synchronizer, counts=True) as clock:
+            training.step()
+        sent = _of_ranks(clock.sent_bytes)
+        return {
+            "bytes": {kind: max(each[kind] for each in sent) for kind in KINDS},
+            "calls": clock.calls,
+            "latency_s": latency_s(),
+        }
+
+    def round(self, order: Sequence[str]) -> Row:
+        """What a step of each schedule took (see `_turn`), by schedule."""
+        return {name: self._turn(name) for name in order}
+
+    def memory(self) -> Row:
+        """The most memory that a worker has had in use, after steps of a turn."""
+        for training in self._trainings.values():
+            training.timed_steps(self._steps)
+        return {"peak_bytes": max(_of_ranks(_peak_bytes()))}
+
+    def _turn(self, name: str) -> Row:
+        """Seconds, processor time and sent bytes of a step; without a schedule also seconds by exchange.
+
+        All are means of the ranks.
+        """
+        training = self._trainings[name]
+        training.timed_steps(WARM_UP_STEPS)
+        with clocked(training.synchronizer) if name == NONE else nullcontext() as clock:
+            before_bytes, before_s = sent_bytes(), process_time()
+            took_s = seconds_of(partial(training.timed_steps, self._steps))
+            mine = {
+                "step_s": took_s,
+                "cpu_s": process_time() - before_s,
+                "sent_bytes": sent_bytes() - before_bytes,
+            }
+        if clock is not None:
+            mine |= {f"{kind}_s": clock.seconds[kind] for kind in KINDS}
+        ranks = _of_ranks(mine)
+        return {figure: mean(each[figure] for each in ranks) / self._steps for figure in mine}
+
+
+def _peak_bytes() -> int:
+    """The largest resident set that this process has had; `getrusage` counts its parent's, too."""
+    (peak,) = (
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
+    )
+    return 1024 * int(peak.split()[1])
+
+
+def _of_ranks(value: Any) -> list[Any]:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
