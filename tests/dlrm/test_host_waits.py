@@ -9,6 +9,7 @@ STEP = (
     *("dlrm/training/trainer.py", "dlrm/training/evaluation.py"),
     *(f"dlrm/models/{name}.py" for name in ("contract", "dcn", "deepfm", "dlrm", "fm", "mlp")),
     *("dlrm/sharding/pooled.py", "dlrm/sharding/bounds.py"),
+    *("dlrm/sharding/dynamic/columns.py", "dlrm/sharding/dynamic/translation.py"),
     *(
         f"dlrm/sharding/splitting/{name}.py"
         for name in ("head", "sharded", "exchange", "two_level", "operator_tables")
@@ -37,7 +38,11 @@ KNOWN = {
     "dlrm/metrics/means.py:compute",
     "dlrm/metrics/running.py:value",
     "dlrm/comm/stats.py:take_seconds",  # in each step under comm.exchange=auto alone
+    # once for each lookup of a module with dynamic tables, as their decisions are made on the host
+    "dlrm/sharding/dynamic/translation.py:_read",
     # on the CPU alone
+    "dlrm/sharding/dynamic/columns.py:__init__",
+    "dlrm/sharding/dynamic/translation.py:_translated",
     "dlrm/sharding/bounds.py:_is_within",
     # for the step before
     "dlrm/comm/late.py:give",

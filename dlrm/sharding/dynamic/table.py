@@ -2,7 +2,8 @@
 
 All decisions follow from the order of the batches and the columns of the rows alone, so that a run resumed
 from a checkpoint decides like an uninterrupted one. Index, free rows and clock are derived from the columns
-whenever rows were written from outside.
+whenever rows were written from outside. Decisions are made on the host, also where the rows are on a GPU:
+their sizes depend on the ids, and to learn one from a GPU is to wait for it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from dlrm.sharding.dynamic.columns import HostColumns, sent
 from dlrm.sharding.dynamic.index import NOTHING, IdIndex, initial_values, mix
 
 CANDIDATE_COLUMNS: Final = {"candidate": torch.int64, "sightings": torch.int32}
@@ -20,15 +22,16 @@ PLACE_BITS: Final = 32
 
 
 class Candidates:
-    """Counts of ids without a row, in the live `CANDIDATE_COLUMNS` `[capacity]` of a table.
+    """Counts of ids without a row, in the `CANDIDATE_COLUMNS` `[capacity]` of a table.
 
     Each id's count has one place, by its hash, shared with other ids; the id seen there last keeps it. So a
     count is never too high, and a rare id whose place was taken starts over. This is the ageing that
     admission by frequency needs, and nothing else has to expire.
     """
 
-    def __init__(self, columns: Mapping[str, Tensor], changes: Callable[[Tensor], object]) -> None:
-        self._ids, self._counts, self._changes = columns["candidate"], columns["sightings"], changes
+    def __init__(self, columns: HostColumns, changes: Callable[[Tensor], object]) -> None:
+        self._columns, self._changes = columns, changes
+        self._ids, self._counts = columns["candidate"], columns["sightings"]
 
     def counts(self, ids: Tensor) -> Tensor:
         """How often each id was seen so far, int64 `[n]`."""
@@ -45,15 +48,15 @@ class Candidates:
         first[1:] = places[1:] != places[:-1]
         best, places = order[first], places[first]
         self._changes(places)
-        self._ids[places] = ids[best]
-        self._counts[places] = counts[best].clamp(max=torch.iinfo(torch.int32).max).to(torch.int32)
+        self._columns.write("candidate", places, ids[best])
+        self._columns.write("sightings", places, counts[best].clamp(max=torch.iinfo(torch.int32).max))
 
     def forget(self, ids: Tensor) -> None:
         """Drop the counts of ids that have got rows."""
         places = self._places(ids)
         places = places[self._ids[places] == ids]
         self._changes(places)
-        self._counts[places] = 0
+        self._columns.write("sightings", places, 0)
 
     def _places(self, ids: Tensor) -> Tensor:
         upper = (mix(ids) >> PLACE_BITS) & ((1 << PLACE_BITS) - 1)
@@ -77,6 +80,8 @@ class DynamicTable:
     depend on seed, table name and id alone. If no row is free, the least recently seen ids lose theirs with
     all that was learned, but never ids of the batch itself. If a batch has more new ids than rows, its most
     frequent ids get them.
+
+    Ids and rows that are given and returned are on the host.
 
     Args:
         name: of the table.
@@ -103,9 +108,10 @@ class DynamicTable:
     ) -> None:
         self.name = name
         self._weights, self._state = weights, list(state)
-        self._ids, self._last_seen = columns["id"], columns["last_seen"]  # last_seen is 0 in free rows
-        self._candidates = Candidates(columns, changes) if admit_after > 1 else None
-        self._changes = changes
+        self._columns = HostColumns(columns)
+        self._ids, self._last_seen = self._columns["id"], self._columns["last_seen"]  # 0 in free rows
+        self._noted = changes
+        self._candidates = Candidates(self._columns, self._changes) if admit_after > 1 else None
         self._admit_after, self._seed, self._initial_range = admit_after, seed, initial_range
         self._index: IdIndex | None = None
         self._free = self._ids.new_empty(0)
@@ -138,8 +144,9 @@ class DynamicTable:
         self._clock += 1
         rows = index.find(ids)
         missing = rows == NOTHING
-        self._changes(rows[~missing])
-        self._last_seen[rows[~missing]] = self._clock
+        known = rows[~missing]
+        self._changes(known)
+        self._columns.write("last_seen", known, self._clock)
         if not bool(missing.any()):
             return rows
         unknown, places, counts = torch.unique(ids[missing], return_inverse=True, return_counts=True)
@@ -170,14 +177,15 @@ class DynamicTable:
 
         A killed worker leaves no half-initialized row.
         """
-        columns = self._weights.shape[1]
-        values = initial_values(ids, columns, self._initial_range, self._seed, self.name)
+        columns, device = self._weights.shape[1], self._weights.device
+        values = initial_values(sent(ids, device), columns, self._initial_range, self._seed, self.name)
         self._changes(rows)
-        self._weights[rows] = values.to(self._weights.dtype)
+        live = sent(rows, device)
+        self._weights[live] = values.to(self._weights.dtype)
         for state in self._state:
-            state[rows] = 0
-        self._ids[rows] = ids
-        self._last_seen[rows] = self._clock
+            state[live] = 0
+        self._columns.write("id", rows, ids)
+        self._columns.write("last_seen", rows, self._clock)
         self._current_index().add(rows)
 
     def _make_room(self, wanted: int) -> int:
@@ -194,12 +202,13 @@ class DynamicTable:
                 oldest = self._last_seen.argsort(stable=True)  # free rows (0) come first
                 evicted = oldest[num_free : num_free + num]
                 self._changes(evicted)
-                self._last_seen[evicted] = 0
+                self._columns.write("last_seen", evicted, 0)
                 self._derive_index()
         return min(wanted, self._free.numel())
 
     def _current_index(self) -> IdIndex:
         if self._index is None:
+            self._columns.reload()
             self._clock = int(self._last_seen.max())
             self._free_duplicates()
             return self._derive_index()
@@ -222,4 +231,7 @@ class DynamicTable:
         ids = self._ids[used]
         older = used[1:][ids[1:] == ids[:-1]]
         self._changes(older)
-        self._last_seen[older] = 0
+        self._columns.write("last_seen", older, 0)
+
+    def _changes(self, rows: Tensor) -> None:
+        self._noted(sent(rows, self._weights.device))

@@ -2,7 +2,8 @@
 
 This happens on the rank that has the table, which sees all its ids of a step in an order that depends on the
 batch alone. Hooks of the FBGEMM module (`cpr.shards.lookups`) and replacements of its `forward` see rows. Ids
-without a row are removed from their bags: they add nothing to the sum and learn nothing.
+without a row are removed from their bags: they add nothing to the sum and learn nothing. On a GPU, the ids
+of all tables of a module are read in one transfer, and the host waits for nothing else.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from cpr.shards import TableGroup, add_row_columns, table_groups
 from cpr.shards.groups import tables_prefix, walk
 from cpr.shards.lookups import LookupLayout, feature_ends
 from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
+from dlrm.sharding.dynamic.columns import sent
 from dlrm.sharding.dynamic.table import DynamicTable, columns_of_rows
 
 ARGUMENTS: Final = ("indices", "offsets", "per_sample_weights")
@@ -101,8 +103,8 @@ class _Translation:
 
     def _translated(self, given: Mapping[str, Any], trains: bool) -> dict[str, Tensor]:
         """The arguments that change."""
-        rows = given["indices"].to(torch.int64, copy=True)
-        ends = feature_ends(self._layout, given).tolist()
+        offsets: Tensor = given["offsets"]
+        rows, ends = _read(given["indices"], feature_ends(self._layout, given))
         has_row = torch.ones_like(rows, dtype=torch.bool)
         for table, features in self._tables:
             spans = [slice(ends[feature], ends[feature + 1]) for feature in features]
@@ -112,15 +114,25 @@ class _Translation:
                 num = span.stop - span.start
                 rows[span], found = found[:num], found[num:]
                 has_row[span] = rows[span] >= 0
+        device = offsets.device
         if bool(has_row.all()):
-            return {"indices": rows}
-        offsets: Tensor = given["offsets"]
-        before = torch.zeros(rows.numel() + 1, dtype=offsets.dtype, device=offsets.device)
+            return {"indices": sent(rows, device)}
+        kept = has_row.nonzero().squeeze(1)
+        before = torch.zeros(rows.numel() + 1, dtype=offsets.dtype)
         torch.cumsum(has_row, 0, out=before[1:])
-        changed = {"indices": rows[has_row], "offsets": before[offsets.to(torch.int64)]}
+        changed = {
+            "indices": sent(rows[kept], device),
+            "offsets": sent(before, device)[offsets.to(torch.int64)],
+        }
         if given.get("per_sample_weights") is not None:
-            changed["per_sample_weights"] = given["per_sample_weights"][has_row]
+            changed["per_sample_weights"] = given["per_sample_weights"][sent(kept, device)]
         return changed
+
+
+def _read(ids: Tensor, ends: Tensor) -> tuple[Tensor, list[int]]:
+    """Ids, as int64 that may be overwritten, and ends of features, on the host; waits for a GPU once."""
+    both = torch.cat([ids.to(torch.int64), ends.to(torch.int64)]).cpu()
+    return both[: ids.numel()], both[ids.numel() :].tolist()
 
 
 def _check_tables(model: nn.Module, admit_after: Mapping[str, int]) -> None:

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlrm.sharding.dynamic.columns import HostColumns
 from dlrm.sharding.dynamic.index import initial_values
 from dlrm.sharding.dynamic.table import EVICTION_SHARE, Candidates, DynamicTable, columns_of_rows
 
@@ -146,7 +147,7 @@ def test_an_id_gets_its_row_at_the_kth_sighting():
 
 def test_a_shared_counter_belongs_to_the_last_id():
     columns = {name: torch.zeros(1, dtype=dtype) for name, dtype in columns_of_rows(2).items()}
-    candidates = Candidates(columns, lambda rows: None)
+    candidates = Candidates(HostColumns(columns), lambda rows: None)
     candidates.remember(tensor([3, 4, 5]), tensor([1, 6, 6]))
     assert candidates.counts(tensor([3, 4, 5])).tolist() == [0, 6, 0]
     candidates.forget(tensor([3]))
