@@ -568,14 +568,19 @@ class TrainConfig:
     """Stop training after this many evaluations in a row without a better value of `keep_best`. 0: never."""
     min_improvement: float = 0.0
     """With `patience`: smaller improvements do not count."""
-    pipeline: Literal["none", "prefetch", "delayed"] = "none"
-    """What runs while the model computes. `none`: nothing. `prefetch`: the exchange of the next batch's
-    embeddings and of the ids of the batch after it; the results are those of `none` to the last bit, because
-    rows that change meanwhile are sent again. `delayed`: the exchange of the last batch's dense gradients,
-    which are applied a step late."""
+    pipeline: Literal["none", "prefetch", "waves", "delayed"] = "none"
+    """What ranks exchange while the model computes. `none`: nothing. `prefetch`: the next batch's embeddings
+    and the ids of the batch after it; the results are those of `none` to the last bit, because rows that
+    change meanwhile are sent again. `waves`: a batch is computed in two halves, and one half's embeddings and
+    their gradients travel while the other computes; the results are those of `none` to rounding, unless the
+    loss compares the samples of a batch. `delayed`: the next batch's embeddings, without the last update of
+    their rows, and the last batch's dense gradients, which are applied a step late."""
     delay_steps: int = 1
     """`delayed`: steps by which gradients are late, 1 or 0 (plain training). The first step updates nothing
     that is late, and the gradient of the last one is saved with the state, and applied when it is resumed."""
+    late_rows: Literal["stale", "corrected"] = "stale"
+    """`delayed`: embeddings without the last update of their rows (`stale`), or `corrected` as in
+    `prefetch`, so that only dense gradients are late."""
     compensation: CompensationName = "none"
     """`delayed`: mitigation of late gradients for `dense.optimizer=sgd` with `dense.momentum` (arXiv
     2003.11666). `spike` compensation applies at once what a gradient has missed; prediction of the weights at
@@ -603,10 +608,11 @@ class TrainConfig:
             f"train.delay_steps is {self.delay_steps}; choose 1, as the exchange of one step runs "
             "under the next, or 0 (plain training)",
         )
-        usual = (TrainConfig.delay_steps, TrainConfig.compensation)
+        of_delayed = ("delay_steps", "late_rows", "compensation")
+        given = [name for name in of_delayed if getattr(self, name) != getattr(TrainConfig, name)]
         _check(
-            self.pipeline == "delayed" or (self.delay_steps, self.compensation) == usual,
-            "train.delay_steps and train.compensation are about late gradients, and train.pipeline is "
+            self.pipeline == "delayed" or not given,
+            f"train.{' and train.'.join(given)}: about late gradients, and train.pipeline is "
             f"{self.pipeline}: leave them out, or set train.pipeline=delayed",
         )
         _check(

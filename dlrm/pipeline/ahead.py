@@ -7,10 +7,11 @@ called with anything else, as in evaluation, the collection works as usual.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
@@ -35,8 +36,8 @@ class Flight:
     """An awaitable of an awaitable of the ids, then an awaitable of them, then the ids."""
     waits: int = 2
     """How often `ids` must be awaited."""
-    sent: dict[int, Awaitable[Tensor]] = field(default_factory=dict)
-    """Embeddings that travel, by number of the sharding type in the collection."""
+    sent: dict[int, Any] = field(default_factory=dict)
+    """Awaitables of embeddings that travel, by number of the sharding type in the collection."""
     reads: dict[int, Reads] = field(default_factory=dict)
     corrections: dict[int, Correction] = field(default_factory=dict)
 
@@ -52,20 +53,18 @@ class Ahead:
 
     Args:
         module: any of TorchRec's sharded modules; its `forward` is replaced.
-        early: let `look_up` send embeddings, of the tables for which corrections are exact.
     """
 
-    def __init__(self, module: ShardedModule[Any, Any, Any, Any], early: bool) -> None:
+    def __init__(self, module: ShardedModule[Any, Any, Any, Any]) -> None:
         self._module, self._forward = module, module.forward
         self._lookups: dict[int, HostLookup | None] = {}
         self._columns: dict[int, Columns] = {}
-        if early and isinstance(module, ShardedEmbeddingBagCollection):
+        if isinstance(module, ShardedEmbeddingBagCollection):
             for number, columns in enumerate(_columns_of_early(module)):
                 if columns is not None:
                     self._lookups[number], self._columns[number] = _host_lookup(module, number), columns
-        for number in self._lookups:
-            exchange: Any = module._output_dists[number]
-            exchange.forward = partial(_exchange, exchange.forward)
+            for exchange in module._output_dists:
+                exchange.forward = partial(_exchange, exchange.forward)
         self._starting = False
         self._ready: Flight | None = None
         self._asked: Any = None
@@ -86,7 +85,7 @@ class Ahead:
             self._starting = False
         return flight
 
-    def look_up(self, flight: Flight, trained: Flight | None, group: dist.ProcessGroup) -> None:
+    def look_up(self, flight: Flight, trained: Flight | None = None) -> None:
         """Look up and send embeddings of a batch, before rows that the batch `trained` reads change."""
         module: Any = self._module
         ids = flight.advance()
@@ -99,10 +98,32 @@ class Ahead:
             if trained is not None:
                 sizes, columns = context.batch_size_per_rank, self._columns[number]
                 before = trained.reads[number]
-                correction = Correction(lookup, before, reads, columns, sizes, group, local.dtype)
+                correction = Correction(lookup, before, reads, columns, sizes, local.dtype)
                 flight.corrections[number] = correction
                 awaitable = _Corrected(awaitable, correction)
             flight.sent[number] = awaitable
+
+    def look_up_parts(self, flight: Flight, parts: Sequence[KeyedJaggedTensor]) -> list[Flight]:
+        """Look up the embeddings of a whole batch, and send those of its parts one after the other.
+
+        The rows are updated once, when all parts' gradients are there.
+        """
+        module: Any = self._module
+        ids, contexts = flight.advance(), flight.context.sharding_contexts
+        sizes = [part.stride() for part in parts]
+        found = [Flight(part, replace(flight.context, sharding_contexts=[]), ids, waits=0) for part in parts]
+        for number, (lookup, context) in enumerate(zip(module._lookups, contexts, strict=True)):
+            of_ranks = sizes * max(
+                1, len(context.batch_size_per_rank)
+            )  # of replicated tables: this rank alone
+            local = lookup(ids[number])
+            pieces = local.reshape(sum(of_ranks), local.numel() // sum(of_ranks)).split(of_ranks)
+            for place, each in enumerate(found):
+                of_part = replace(context, batch_size_per_rank=of_ranks[place :: len(parts)])
+                each.context.sharding_contexts.append(of_part)
+                embeddings = torch.cat(pieces[place :: len(parts)])
+                each.sent[number] = module._output_dists[number](embeddings, of_part)
+        return found
 
     def give(self, flight: Flight | None) -> None:
         """Let the model's next call with a batch return what was made ahead; None: work as usual."""
@@ -146,7 +167,7 @@ class _Corrected(Awaitable[Tensor]):  # type: ignore[misc]
 
 def _exchange(forward: Callable[..., Any], local: Any, *context: Any) -> Any:
     """Exchange embeddings, unless they were sent ahead."""
-    return local if isinstance(local, Awaitable) else forward(local, *context)
+    return forward(local, *context) if isinstance(local, Tensor) else local
 
 
 def _host_lookup(module: Any, number: int) -> HostLookup | None:

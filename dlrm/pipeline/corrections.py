@@ -45,7 +45,6 @@ class Correction:
         ahead: reads of the batch whose embeddings are corrected, made before the other one's update.
         columns: of the exchange.
         batch_sizes: samples of each rank in the latter batch.
-        group: of the exchange.
         dtype: of the embeddings.
     """
 
@@ -56,11 +55,10 @@ class Correction:
         ahead: Reads,
         columns: Columns,
         batch_sizes: Sequence[int],
-        group: dist.ProcessGroup,
         dtype: torch.dtype,
     ) -> None:
-        self._lookup, self._columns, self._group, self._dtype = lookup, columns, group, dtype
-        found = _to_correct(trained, ahead, columns, batch_sizes, dist.get_rank(group))
+        self._lookup, self._columns, self._dtype = lookup, columns, dtype
+        found = _to_correct(trained, ahead, columns, batch_sizes, dist.get_rank())
         self._again, self._places, counts = found
         self._to_each = counts
         self._from_each = torch.empty_like(counts)
@@ -107,9 +105,7 @@ class Correction:
         to_each: list[int] | None = None,
     ) -> dist.Work:
         sent = sent.contiguous()
-        work: dist.Work = dist.all_to_all_single(
-            received, sent, from_each, to_each, group=self._group, async_op=True
-        )
+        work: dist.Work = dist.all_to_all_single(received, sent, from_each, to_each, async_op=True)
         return work
 
 

@@ -1,14 +1,19 @@
 """The schedules of `train.pipeline`: in which order the parts of a training step run."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.types import ShardedModule
 
 from data.batch import Batch
+from dlrm.config.schema import TrainConfig
 from dlrm.models.contract import Objective, objective_of
 from dlrm.pipeline.ahead import Ahead, Flight, called_with_batch
+from dlrm.pipeline.halves import half_sizes, parts_of
 
 Upcoming = Callable[[int], Sequence[Batch]]
 """Gives the next batches that will be trained, at most so many, without taking them."""
@@ -45,22 +50,89 @@ class Plain:
         return forward_backward(self._model, self._objective, batch)
 
 
-def forward_backward(
-    model: nn.Module, objective: Objective, batch: Batch, between: Callable[[], object] = lambda: None
-) -> Passed:
-    """Run both passes of a batch, and call `between` them."""
+def forward(model: nn.Module, objective: Objective, batch: Batch) -> Passed:
+    """Run the forward pass of a batch."""
     outputs = model(batch.dense, batch.sparse)
-    loss = objective.loss(outputs, batch.labels)
-    between()
-    loss.backward()  # type: ignore[no-untyped-call]  # also updates the tables
-    return Passed(loss=loss, logits=objective.logits(outputs))
+    return Passed(loss=objective.loss(outputs, batch.labels), logits=objective.logits(outputs))
 
 
-class Prefetch:
+def forward_backward(model: nn.Module, objective: Objective, batch: Batch) -> Passed:
+    """Run both passes of a batch."""
+    passed = forward(model, objective, batch)
+    passed.loss.backward()  # type: ignore[no-untyped-call]  # also updates the tables
+    return passed
+
+
+class WorkingAhead:
+    """A schedule that starts to exchange the ids of batches before their turn.
+
+    The first batch is trained like `Plain`; it shows which collections the model calls with the batch itself,
+    and only these can work ahead.
+
+    Args:
+        model: a `DistributedModelParallel`.
+        batches_ahead: on which to work ahead.
+    """
+
+    def __init__(self, model: nn.Module, batches_ahead: int) -> None:
+        self.model, self.objective = model, objective_of(model)
+        self.ahead: list[Ahead] | None = None
+        """The collections that work ahead; None: before the first batch."""
+        self.flights: list[list[Flight]] = []
+        """Of the batches that are worked ahead on, the next one first: what each collection has done."""
+        self._batches: list[Batch] = []
+        self._batches_ahead = batches_ahead
+
+    def step(self, batch: Batch, upcoming: Upcoming) -> Passed:
+        """See `Schedule.step`."""
+        if self.ahead is None:
+            return self._first(batch)
+        if not (self._batches and self._batches[0] is batch):
+            self._forget()
+            self._start(batch)
+        self._batches.pop(0)
+        flights = self.flights.pop(0)
+        later = upcoming(self._batches_ahead)
+        for each in later[len(self._batches) :]:
+            self._start(each)
+        return self.passes(batch, flights)
+
+    def passes(self, batch: Batch, flights: Sequence[Flight]) -> Passed:
+        """Run both passes of a batch; `flights` are what the collections have done for it."""
+        raise NotImplementedError
+
+    def call_with(self, batch: Batch, flights: Sequence[Flight]) -> Passed:
+        """Run the forward pass of a batch; the collections return what they have done ahead."""
+        for ahead, flight in zip(self.ahead or (), flights, strict=True):
+            ahead.give(flight)
+        passed = forward(self.model, self.objective, batch)
+        for ahead in self.ahead or ():
+            ahead.give(None)
+        return passed
+
+    def _first(self, batch: Batch) -> Passed:
+        passed: list[Passed] = []
+
+        def call() -> None:
+            passed.append(forward_backward(self.model, self.objective, batch))
+
+        modules = called_with_batch(self.model, call, batch.sparse)
+        self.ahead = [Ahead(module) for module in modules]
+        return passed[0]
+
+    def _start(self, batch: Batch) -> None:
+        self._batches.append(batch)
+        self.flights.append([ahead.start(batch.sparse) for ahead in self.ahead or ()])
+
+    def _forget(self) -> None:
+        self._batches.clear()
+        self.flights.clear()
+
+
+class Prefetch(WorkingAhead):
     """`prefetch`: the next batch's embeddings, and the ids of the one after, travel during the computation.
 
-    The results are those of `Plain` to the last bit. The first batch shows which collections the model calls
-    with the batch itself; only these can work ahead.
+    The results are those of `Plain` to the last bit.
 
     Args:
         model: a `DistributedModelParallel`.
@@ -69,70 +141,81 @@ class Prefetch:
     """
 
     def __init__(self, model: nn.Module, corrected: bool = True) -> None:
-        self._model, self._objective, self._corrected = model, objective_of(model), corrected
-        group = dist.group.WORLD
-        assert group is not None
-        self._group: dist.ProcessGroup = group
-        self.ahead: list[Ahead] | None = None
-        """The collections that work ahead; None: before the first batch."""
-        self._flights: list[tuple[Batch, list[Flight]]] = []
-        """Of the batches that are worked ahead on, the next one first."""
+        super().__init__(model, batches_ahead=2)
+        self._corrected = corrected
 
-    def step(self, batch: Batch, upcoming: Upcoming) -> Passed:
-        """See `Schedule.step`."""
-        if self.ahead is None:
-            return self._first(batch)
-        current = self._take(batch)
-        later = upcoming(2)
-        for each in later[len(self._flights) :]:
-            self._start(each)
-        following = self._flights[0][1] if self._flights else []
-        for ahead, flight, trained in zip(self.ahead, following, current, strict=False):
-            ahead.look_up(flight, trained if self._corrected else None, self._group)
-        for ahead, flight in zip(self.ahead, current, strict=True):
-            ahead.give(flight)
-        passed = forward_backward(self._model, self._objective, batch, self._between_passes)
-        for ahead in self.ahead:
-            ahead.give(None)
+    def passes(self, batch: Batch, flights: Sequence[Flight]) -> Passed:
+        """See `WorkingAhead.passes`."""
+        following = self.flights[0] if self.flights else ()
+        for ahead, flight in zip(self.ahead or (), flights, strict=True):
+            if not flight.sent:
+                ahead.look_up(flight)
+        for ahead, flight, before in zip(self.ahead or (), following, flights, strict=False):
+            ahead.look_up(flight, before if self._corrected else None)
+        passed = self.call_with(batch, flights)
+        for each in self.flights:
+            for flight in each:
+                flight.advance(waits=1)
+                for correction in flight.corrections.values():
+                    correction.send_places()
+        passed.loss.backward()  # type: ignore[no-untyped-call]  # also updates the tables
         for flight in following:
             for correction in flight.corrections.values():
                 correction.send_rows()
         return passed
 
-    def _first(self, batch: Batch) -> Passed:
-        passed: list[Passed] = []
 
-        def call() -> None:
-            passed.append(forward_backward(self._model, self._objective, batch))
+class Waves(WorkingAhead):
+    """`waves`: two halves of a batch take turns, so that one is exchanged while the other computes.
 
-        modules = called_with_batch(self._model, call, batch.sparse)
-        self.ahead = [Ahead(module, early=True) for module in modules]
-        return passed[0]
+    The ids of both are exchanged together, a batch ahead. The rows are looked up once and updated once, and
+    dense gradients are summed. So the results are those of `Plain` to rounding, unless the loss compares the
+    samples of a batch: then each half is compared with itself.
 
-    def _take(self, batch: Batch) -> list[Flight]:
-        """What was done ahead for a batch, which is done now if it was not."""
-        if not self._flights or self._flights[0][0] is not batch:
-            self._flights.clear()
-            self._start(batch)
-            flights = self._flights[0][1]
-            for ahead, flight in zip(self.ahead or [], flights, strict=True):
-                ahead.look_up(flight, None, self._group)
-        return self._flights.pop(0)[1]
+    Raises:
+        ValueError: the model looks up rows by other modules than pooled collections, which cannot be halved.
+    """
 
-    def _start(self, batch: Batch) -> None:
-        self._flights.append((batch, [ahead.start(batch.sparse) for ahead in self.ahead or []]))
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, batches_ahead=1)
+        for name, module in model.named_modules():
+            if isinstance(module, ShardedModule) and not isinstance(module, ShardedEmbeddingBagCollection):
+                raise ValueError(
+                    f"train.pipeline=waves exchanges pooled embeddings in halves, and {name} exchanges "
+                    "something else: choose prefetch, or sharding.strategy=torchrec if it is split"
+                )
 
-    def _between_passes(self) -> None:
-        """Start what could only be prepared when the pass began."""
-        for _, flights in self._flights:
-            for flight in flights:
-                flight.advance(waits=1)
-                for correction in flight.corrections.values():
-                    correction.send_places()
+    def passes(self, batch: Batch, flights: Sequence[Flight]) -> Passed:
+        """See `WorkingAhead.passes`."""
+        num_samples = batch.labels.numel()
+        halves = parts_of(batch, half_sizes(num_samples))
+        given = [half.sparse for half in halves]
+        parts = [
+            ahead.look_up_parts(flight, given)
+            for ahead, flight in zip(self.ahead or (), flights, strict=True)
+        ]
+        passed = []
+        for half, of_half in zip(halves, zip(*parts, strict=True), strict=True):
+            passed.append(self.call_with(half, of_half))
+            for each in self.flights:
+                for flight in each:
+                    flight.advance(waits=1)
+        shares = [half.labels.numel() / num_samples for half in halves]
+        loss = torch.stack([each.loss * share for each, share in zip(passed, shares, strict=True)]).sum()
+        loss.backward()  # type: ignore[no-untyped-call]  # the second half first; updates the tables at the end
+        logits = [each.logits for each in passed if each.logits is not None]
+        return Passed(loss=loss, logits=torch.cat(logits) if logits else None)
 
 
-def make_schedule(name: str, model: nn.Module) -> Schedule:
-    """Make the schedule that `train.pipeline` names."""
-    makers: dict[str, Any] = {"none": Plain, "prefetch": Prefetch, "delayed": Plain}
-    schedule: Schedule = makers[name](model)
-    return schedule
+def make_schedule(config: TrainConfig, model: nn.Module) -> Schedule:
+    """Make the schedule that `train.pipeline` names.
+
+    Raises:
+        ValueError: it does not suit the model.
+    """
+    if config.pipeline == "waves":
+        return Waves(model)
+    if config.pipeline == "none" or dist.get_world_size() == 1:
+        return Plain(model)
+    is_stale = config.pipeline == "delayed" and config.delay_steps > 0 and config.late_rows == "stale"
+    return Prefetch(model, corrected=not is_stale)

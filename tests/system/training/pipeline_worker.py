@@ -1,12 +1,13 @@
 """Workers of `test_pipeline`: what a schedule trains, against one part of a step after the other."""
 
+import pytest
 import torch
 
 from cpr.shards import find_shards
 from dlrm.config.schema import DenseConfig, ScheduleConfig
 from dlrm.dense_sync import AllReduceSync
 from dlrm.optim.build import Optimizers
-from dlrm.pipeline.schedules import Plain, Prefetch
+from dlrm.pipeline.schedules import Plain, Prefetch, Waves
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.training.evaluation import evaluate
 from tests.system.sharding import test_exactness as exact
@@ -63,3 +64,27 @@ def check_prefetch():
     found, _ = train(next(iter(PREFETCHED)), lambda model: Prefetch(model, corrected=False))
     wanted, _ = train(next(iter(PREFETCHED)), Plain)
     assert not all(map(torch.equal, wanted, found)), "the batches share rows: corrections must matter"
+
+
+HALVED = (
+    Case("dlrm", "sgd", "sgd"),
+    Case("dlrm", "adagrad", "sgd", is_weighted=True),
+    Case("deepfm", "rowwise_adagrad", "adagrad", cut="row_wise"),
+    Case("fm", "sgd", "sgd", num_dense=2, dynamic=("cat_4",)),
+)
+
+
+def check_waves():
+    for case in HALVED:
+        wanted, _ = train(case, Plain)
+        found, _ = train(case, Waves)
+        for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
+            error = (one - other).abs().max()
+            assert error <= exact.ATOL[case.tables], (case, number, error)
+        assert not all(map(torch.equal, wanted, found)), "sums over halves round otherwise"
+
+
+def check_refusals():
+    model, _ = exact.sharded_model(Case("deepfm", "sgd", "sgd", strategy="des"))
+    with pytest.raises(ValueError, match=r"waves exchanges pooled embeddings .*choose prefetch"):
+        Waves(model)

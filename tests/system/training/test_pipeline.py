@@ -11,3 +11,10 @@ from tests.system.training import pipeline_worker as worker
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_prefetching_changes_no_bit(start_ranks, world_size):
     start_ranks(in_group, worker.check_prefetch, world_size=world_size).wait(timeout_s=100)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(120)
+def test_two_halves_are_one_batch(start_ranks):
+    ranks = start_ranks(in_group, worker.check_waves, worker.check_refusals, world_size=2)
+    ranks.wait(timeout_s=100)
