@@ -45,7 +45,7 @@ class Training:
         self.optimizers = Optimizers(self.model, config.dense, config.tables, config.schedule)
         self.batches = batches
         self.steps_done = 0
-        self._schedule = make_schedule(config.train.pipeline, self.model)
+        self._schedule = make_schedule(config.train, self.model)
         self._ahead: deque[Batch] = deque()
         synchronize = synchronize or partial(make_dense_sync, config)
         self.synchronizer = synchronize(self.model, self.optimizers)
