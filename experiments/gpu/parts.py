@@ -15,7 +15,7 @@ from cpr.faults.injector import ENVIRONMENT as FAULTS
 from cpr.faults.injector import Plan
 from cpr.faults.kinds import KillWorker, Kind, Raise
 from cpr.faults.schedules import AtStep
-from experiments.gpu.worker import OURS, TORCHREC, logged_losses
+from experiments.gpu.worker import TORCHREC, logged_losses
 from experiments.harness.launch import measure_under_torchrun, running, torchrun_command
 from experiments.harness.record import Row
 from experiments.harness.samples import default_dataset
@@ -23,6 +23,8 @@ from experiments.harness.workload import Workload
 
 WORKER: Final = "experiments.gpu.worker"
 THREADS: Final = 2
+OURS: Final = ("none", "prefetch")
+"""This trainer, by its `train.pipeline`."""
 MOST_LOSS_ERROR: Final = 0.01
 """Largest relative difference between losses on two devices that may come from rounding."""
 
@@ -39,7 +41,7 @@ class Check:
     tiny_steps: int = 400
     """Steps of each run of `tiny`."""
     rounds: int = 2
-    """Turns of each side."""
+    """Turns of each trainer."""
     quick: bool = False
     """Whether `tiny` trains on few data."""
 
@@ -89,19 +91,19 @@ def tiny(check: Check, deadline: Deadline) -> Row:
 def terabyte(check: Check, deadline: Deadline) -> Row:
     """Steps of `terabyte` in fp32 on the device and on the CPU, from the same initial values."""
     workload = replace(check.workload, warm_up_steps=1, steps=check.compared_steps - 2)
-    ours = {"side": OURS, "precision": "fp32", "losses": True, "workload": asdict(workload)}
+    ours = {"trainer": "none", "precision": "fp32", "losses": True, "workload": asdict(workload)}
     found = [_measured(ours | {"device": device}, deadline)["losses"] for device in (check.device, "cpu")]
     return _losses(*found)
 
 
 def speed(check: Check, deadline: Deadline) -> Row:
-    """Samples/s of `terabyte` in mixed precision, both sides in turns."""
+    """Samples/s of `terabyte` in mixed precision, of all trainers in turns."""
     job = {"precision": "bf16", "losses": False, "device": check.device, "workload": asdict(check.workload)}
     rates: dict[str, list[float]] = {}
     for number in range(check.rounds):
-        for side in (OURS, TORCHREC)[:: -1 if number % 2 else 1]:
-            measured = _measured(job | {"side": side}, deadline)
-            rates.setdefault(side, []).append(measured["samples_per_s"])
+        for trainer in (*OURS, TORCHREC)[:: -1 if number % 2 else 1]:
+            measured = _measured(job | {"trainer": trainer}, deadline)
+            rates.setdefault(trainer, []).append(measured["samples_per_s"])
     return {"samples_per_s": rates}
 
 
@@ -124,9 +126,9 @@ def copy_out(check: Check, deadline: Deadline) -> Row:
 PARTS: Final[Mapping[str, Part]] = {
     "tiny": Part(90, tiny),
     "terabyte": Part(90, terabyte),
-    "speed": Part(150, speed),
-    "kill": Part(75, kill),
-    "copy_out": Part(75, copy_out),
+    "speed": Part(170, speed),
+    "kill": Part(65, kill),
+    "copy_out": Part(65, copy_out),
 }
 """By name; their limits add up to eight minutes."""
 

@@ -6,14 +6,17 @@ same. `--part` runs one of them alone and stores its result in `runs/quick`.
 
 - `tiny`: `dlrm.train --recipe tiny` in fp32, on the GPU and on the CPU.
 - `terabyte`: steps of the recipe `terabyte` in fp32, on the GPU and on the CPU, from the same initial values.
-- `speed`: `terabyte` in mixed precision, in turns with TorchRec's DLRM under TrainPipelineSparseDist.
+- `speed`: `terabyte` in mixed precision with `train.pipeline=none` and `prefetch`, and TorchRec's DLRM under
+  TrainPipelineSparseDist, in turns.
 - `kill`: `tiny` saves, its worker is killed with -9 and restarted, and training ends as if it had not been.
 - `copy_out`: the same with an exception, after which the GPU's tables are found in shared memory.
 
 Figures:
 
-- `gpu_samples_per_s`: samples/s of this trainer in `speed`, the median over rounds.
-- `gpu_ratio_to_torchrec`: the same over TorchRec's in the same round, with `..._low` and `..._high`.
+- `gpu_samples_per_s`: samples/s of this trainer in `speed`, of the better pipeline in each round, the median.
+- `gpu_ratio_to_torchrec`: the same over TorchRec's in that round, with `..._low` and `..._high`.
+- `gpu_prefetch_speedup`: samples/s with `prefetch` over those with `none`, likewise. On one GPU nothing is
+  exchanged: what is left of it is its cost.
 - `gpu_loss_error`: the largest relative difference between a logged loss on the GPU and on the CPU, in `tiny`
   and `terabyte`; also `gpu_loss_error_tiny` and `gpu_loss_error_terabyte`.
 - `gpu_kill_recovered`, `gpu_copy_out_recovered`: 1, or 0 if that part failed.
@@ -28,8 +31,8 @@ from typing import Final
 
 import torch
 
-from experiments.gpu.parts import PARTS, Check
-from experiments.gpu.worker import OURS, TORCHREC
+from experiments.gpu.parts import OURS, PARTS, Check
+from experiments.gpu.worker import TORCHREC
 from experiments.harness.command import experiment_parser, require_gpu
 from experiments.harness.record import Record, Row
 from experiments.harness.statistics import median_figures
@@ -91,12 +94,13 @@ def figures_of(
         figures["gpu_loss_error"] = max(errors.values())
     if "speed" in measured:
         rates = measured["speed"]["samples_per_s"]
-        figures["gpu_samples_per_s"] = median(rates[OURS])
-        ratios = [ours / theirs for ours, theirs in zip(rates[OURS], rates[TORCHREC], strict=True)]
-        figures |= median_figures("gpu_ratio_to_torchrec", ratios)
+        ours = [max(of_round) for of_round in zip(*(rates[name] for name in OURS), strict=True)]
+        figures["gpu_samples_per_s"] = median(ours)
+        figures |= median_figures("gpu_ratio_to_torchrec", _ratios(ours, rates[TORCHREC]))
+        figures |= median_figures("gpu_prefetch_speedup", _ratios(rates["prefetch"], rates["none"]))
     figures |= {f"gpu_{name}_recovered": 1.0 for name in RECOVERIES if name in measured}
     missing: dict[str, list[str]] = {
-        "speed": ["gpu_samples_per_s", "gpu_ratio_to_torchrec"],
+        "speed": ["gpu_samples_per_s", "gpu_ratio_to_torchrec", "gpu_prefetch_speedup"],
         **{name: ["gpu_loss_error", f"gpu_loss_error_{name}"] for name in COMPARED},
     }
     notes = {figure: why for name, why in failed.items() for figure in missing.get(name, ())}
@@ -105,3 +109,7 @@ def figures_of(
         figures[f"gpu_{name}_recovered"] = 0.0
         notes[f"gpu_{name}_recovered"] = failed[name]
     return figures, notes
+
+
+def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [one / other for one, other in zip(ours, theirs, strict=True)]

@@ -1,12 +1,14 @@
 """Worker of `experiments.gpu`: trains on batches in memory, on the device of its job, and measures.
 
-The job says which side trains (`ours`, or `torchrec`: TorchRec's DLRM under TrainPipelineSparseDist), and in
-which precision. Both sides train on the same batches in page-locked memory.
+The job says who trains: this trainer with `train.pipeline` `none` or `prefetch`, or `torchrec`, which is
+TorchRec's DLRM under TrainPipelineSparseDist. All train on the same batches in page-locked memory.
 """
 
 import json
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -25,7 +27,6 @@ from experiments.harness.worker_process import job_from, worker_process_group, w
 from experiments.harness.workload import TimedBatches, Workload, inputs_of
 from experiments.throughput.torchrec_dlrm import TorchRecDLRM
 
-OURS: Final = "ours"
 TORCHREC: Final = "torchrec"
 
 
@@ -75,14 +76,23 @@ class _Batches(TimedBatches):
         self._copies = CopyAhead(device) if on_gpu and copies_ahead else None
         if on_gpu:
             self._batches = [batch.pin_memory() for batch in self._batches]
+        self._unseen: Iterator[Batch] = iter(())
+        self._ahead: deque[Batch] = deque()
 
     def __iter__(self) -> Iterator[Batch]:
         batches = super().__iter__()
-        return batches if self._copies is None else self._copies.over(batches)
+        self._unseen = batches if self._copies is None else self._copies.over(batches)
+        while self.upcoming(1):
+            yield self._ahead.popleft()
+
+    def upcoming(self, count: int) -> list[Batch]:
+        """See `data.loader.DataLoader.upcoming`."""
+        self._ahead += islice(self._unseen, max(0, count - len(self._ahead)))
+        return list(islice(self._ahead, count))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train as the job says, and write samples/s and, of our side, the losses of all steps."""
+    """Train as the job says, and write samples/s and, of this trainer, the logged losses."""
     job = job_from(arguments)
     device = resolve_device(job["device"], Ranks.from_environment())
     with worker_process_group(device=device) as ranks:
@@ -92,13 +102,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(job: Row, device: torch.device, ranks: Ranks) -> Row:
-    workload, is_ours = Workload(**job["workload"]), job["side"] == OURS
+    workload, is_ours = Workload(**job["workload"]), job["trainer"] != TORCHREC
     clock = Clock(device, workload)
     batches = _Batches(workload, ranks, clock, device, copies_ahead=is_ours)
     with tempfile.TemporaryDirectory() as scratch:
         overrides = {
             "train.device": device.type,
             "train.precision": job["precision"],
+            "train.pipeline": job["trainer"] if is_ours else "none",
             "train.max_steps": len(batches),
             "train.log_every_steps": 1 if job["losses"] else 1000,
             "train.run_folder": scratch,

@@ -68,11 +68,11 @@ def test_a_part_that_fails_is_told_and_the_others_run(tmp_path, monkeypatch, cap
     def fails(check, deadline):
         raise RuntimeError("CUDA error: an illegal memory access")
 
-    rates = {"samples_per_s": {"ours": [30.0, 60.0], "torchrec": [10.0, 40.0]}}
+    rates = {"none": [30.0, 50.0], "prefetch": [15.0, 60.0], "torchrec": [10.0, 40.0]}
     made = {
         "tiny": Part(1, lambda check, deadline: {"loss_error": 1e-6}),
         "terabyte": Part(1, fails),
-        "speed": Part(1, lambda check, deadline: rates),
+        "speed": Part(1, lambda check, deadline: {"samples_per_s": rates}),
         "kill": Part(1, fails),
     }
     monkeypatch.setattr("experiments.gpu.run.PARTS", made)
@@ -81,6 +81,7 @@ def test_a_part_that_fails_is_told_and_the_others_run(tmp_path, monkeypatch, cap
     figures, notes = stored(record)["figures"], stored(record)["notes"]
     assert figures["gpu_ratio_to_torchrec"] == 2.25
     assert figures["gpu_samples_per_s"] == 45
+    assert figures["gpu_prefetch_speedup"] == pytest.approx((0.5 + 1.2) / 2)
     assert figures["gpu_loss_error_tiny"] == 1e-6
     assert figures["gpu_loss_error"] is figures["gpu_loss_error_terabyte"] is None
     assert figures["gpu_kill_recovered"] == 0
