@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch.distributed as dist
 from torch import Tensor
@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 class DenseSync:
     """Keeps the dense parameters of all ranks in sync; all ranks call its methods in the same order."""
+
+    own_name: ClassVar = "replica"
+    """Name under which `own` is saved."""
 
     @property
     def own(self) -> Stateful | Heir | None:
@@ -68,7 +71,7 @@ class DenseSync:
                 "the resumed run had gradients that were not sent yet, and comm.exchange is now another, "
                 "which drops them: to send them first, resume with comm.exchange=ring for some steps"
             )
-        if state.get(LATE_GRADIENTS):
+        if state.get(LATE_GRADIENTS, {}).get("owners"):
             logger.warning(
                 "the dense gradient of the last saved step, which train.pipeline=delayed had not applied "
                 "yet, is dropped: to apply it, resume with the pipeline and the model of the saved run"

@@ -1,7 +1,8 @@
 """Averages dense gradients in the background of the next steps, which apply them late."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -10,25 +11,72 @@ from torch import Tensor, nn
 
 from dlrm.comm.collectives.levels import timeout_of
 from dlrm.comm.consistency import check_alike
+from dlrm.comm.feedback import LostResiduals, find_lost
 from dlrm.comm.stats import ExchangeFigures, Tally
 from dlrm.dense_sync.base import LATE_GRADIENTS, DenseSync, mean_over_ranks, ring_bytes
 
 
-class _Mean:
-    """The mean over ranks of a flat gradient, in place; the sum is started at once if there is a group."""
+class _Flight:
+    """A gradient that is averaged in the background: what this rank adds, and the mean, flat like `like`."""
 
-    def __init__(self, flat: Tensor, group: dist.ProcessGroup | None) -> None:
-        self.flat = flat
-        self._num_ranks = dist.get_world_size(group)
-        self._work = None if group is None else dist.all_reduce(flat, group=group, async_op=True)
+    def __init__(self, like: Tensor) -> None:
+        self.own, self._mean = like.clone(), like.clone()
+        self._work: Any = None
+
+    def start(self, group: dist.ProcessGroup) -> None:
+        """Start to average over the ranks of the group, which call it together."""
+        self._mean.copy_(self.own)
+        self._work = dist.all_reduce(self._mean, group=group, async_op=True)
 
     def finish(self) -> Tensor:
-        """Wait for the sum, on a GPU in its stream, and return the mean; may be called again."""
+        """Wait for the mean, on a GPU in its stream, and return it; may be called again."""
         if self._work is not None:
             self._work.wait()
             self._work = None
-            self.flat.div_(self._num_ranks)
-        return self.flat
+            self._mean.div_(dist.get_world_size())
+        return self._mean
+
+
+class LocalGradients:
+    """This rank's parts of the mean gradients that are not applied yet: a state of its own.
+
+    The parts and not their means, so that taking the state waits for no exchange.
+    """
+
+    def __init__(self, in_flight: deque[_Flight], num_values: int) -> None:
+        self._in_flight, self._num_values = in_flight, num_values
+        self.inherited: list[tuple[int, int]] = []
+        """Number of ranks, and rank, of the parts that were loaded here and are not settled yet."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The parts, oldest first, as live tensors `[num_values]`."""
+        return {
+            "rank": dist.get_rank(),
+            "num_ranks": dist.get_world_size(),
+            "gradients": [flight.own for flight in self._in_flight],
+        }
+
+    def inherit(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the parts by sums over several ranks; after the state of all ranks was loaded.
+
+        Raises:
+            ValueError: the parts are of another model.
+        """
+        self.inherited = []
+        for flight in self._in_flight:
+            flight.own.zero_()
+        for state in states:
+            gradients = state["gradients"]
+            if len(gradients) != len(self._in_flight):  # those that `DelayedSync` has dropped
+                continue
+            for flight, gradient in zip(self._in_flight, gradients, strict=True):
+                if gradient.numel() != self._num_values:
+                    raise ValueError(
+                        f"the saved gradient has {gradient.numel():,} values and that of the model "
+                        f"{self._num_values:,}: another model was saved. Load a checkpoint of this one"
+                    )
+                flight.own.add_(gradient.to(flight.own.device))
+            self.inherited.append((state["num_ranks"], state["rank"]))
 
 
 class DelayedSync(DenseSync):
@@ -38,9 +86,6 @@ class DelayedSync(DenseSync):
     are. Evaluations see the parameters without the gradients that are still late. So does the end of
     training: these gradients are state, which is saved, and applied when the run is resumed. Had the end
     applied them, a run that is resumed to train on would differ from one that never stopped.
-
-    Reading the state waits for the gradients in flight. Partial recovery reads it after each step, so that
-    there the exchange overlaps with the update alone.
 
     Scalars are not late, so that NaN is found before it is applied or saved, and signals stop all ranks
     in the step in which they are seen.
@@ -53,36 +98,54 @@ class DelayedSync(DenseSync):
         ValueError: on all ranks, if they have different parameters or delays.
     """
 
+    own_name = LATE_GRADIENTS
+
     def __init__(self, parameters: Sequence[nn.Parameter], delay_steps: int = 1) -> None:
         self._parameters, self._delay_steps = list(parameters), delay_steps
         first = self._parameters[0]
         # a group of its own: neither waits for exchanges of tables that are under way, nor these for it
-        self._group = dist.new_group(timeout=timeout_of(first.device))
+        self._group: dist.ProcessGroup = dist.new_group(timeout=timeout_of(first.device))
         named = {f"dense parameter {number}": each for number, each in enumerate(self._parameters)}
         check_alike(named, self._group, delay_steps)
         self._num_values = sum(each.numel() for each in self._parameters)
+        zeros = first.detach().new_zeros(self._num_values)
         # those in flight, and the one in `.grad`, which is not read any more when the next gradient is there
-        self._idle = deque(first.detach().new_zeros(self._num_values) for _ in range(delay_steps + 1))
-        self._in_flight = deque[_Mean]()
+        self._idle = deque(_Flight(zeros) for _ in range(delay_steps + 1))
+        self._in_flight = deque[_Flight]()
+        self._local = LocalGradients(self._in_flight, self._num_values)
+        self._owners = 0  # ranks that had parts in the loaded state
+        self._losses: tuple[LostResiduals, ...] = ()
+        self._steps_done = 0
         self._tally = Tally(first.device)
+
+    @property
+    def own(self) -> LocalGradients:
+        """See `DenseSync.own`."""
+        return self._local
+
+    @property
+    def losses(self) -> Sequence[LostResiduals]:
+        """See `DenseSync.losses`."""
+        return self._losses
 
     def average(self, scalars: Tensor) -> Tensor:
         """Replace each gradient by the mean of `delay_steps` ago, or by none; average this step's scalars."""
         self._tally.start()
-        own = self._idle.popleft()
+        flight = self._idle.popleft()
         torch._foreach_copy_(
-            self._shaped(own),
+            self._shaped(flight.own),
             [torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters],
         )
         if len(self._in_flight) == self._delay_steps > 0:
             self._in_flight[0].finish()  # or the scalars would wait behind it
         scalars = mean_over_ranks(scalars, self._group)
-        self._in_flight.append(_Mean(own, self._group))
+        flight.start(self._group)
+        self._in_flight.append(flight)
         gradients: Sequence[Tensor | None] = [None] * len(self._parameters)
         if len(self._in_flight) > self._delay_steps:
-            due = self._in_flight.popleft().finish()
+            due = self._in_flight.popleft()
             self._idle.append(due)
-            gradients = self._shaped(due)
+            gradients = self._shaped(due.finish())
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
         self._tally.stop()
@@ -95,29 +158,58 @@ class DelayedSync(DenseSync):
 
     def join(self) -> None:
         """Wait for the gradients in flight, so that nothing is under way when training ends."""
-        for mean in self._in_flight:
-            mean.finish()
+        for flight in self._in_flight:
+            flight.finish()
 
     def take_figures(self) -> ExchangeFigures | None:
         """See `DenseSync.take_figures`; the seconds are those that training has waited."""
         return self._tally.take("late all-reduce")
 
+    def settle(self) -> LostResiduals | None:
+        """Average the loaded gradients over the ranks that still have their parts; returns what is lost."""
+        held: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(held, self._local.inherited, group=self._group)
+        self._local.inherited = []
+        lost = find_lost(self._owners, [], held, self._steps_done)
+        self._losses += () if lost is None else (lost,)
+        num_parts = sum(map(len, held))
+        if self._owners and not num_parts:
+            self._land_all()
+        self._owners = 0
+        for flight in self._in_flight:
+            if num_parts != dist.get_world_size():
+                flight.own.mul_(
+                    dist.get_world_size() / num_parts
+                )  # so that they are averaged like any others
+            flight.start(self._group)
+        return lost
+
     def state_dict(self) -> dict[str, Any]:
-        """See `DenseSync.state_dict`: mean gradients that were not applied yet, each `[num_values]`."""
-        return {LATE_GRADIENTS: [mean.finish() for mean in self._in_flight]}
+        """See `DenseSync.state_dict`."""
+        late = {
+            "num_gradients": len(self._in_flight),
+            "owners": dist.get_world_size() if self._in_flight else 0,
+            "losses": [asdict(each) for each in self._losses],
+        }
+        return {LATE_GRADIENTS: late}
 
     def load_state_dict(self, state: dict[str, Any], steps_done: int) -> None:
-        """See `DenseSync.load_state_dict`."""
-        self.join()
-        self._idle.extend(mean.flat for mean in self._in_flight)
-        self._in_flight.clear()
-        late = state.get(LATE_GRADIENTS, [])
-        if len(late) <= self._delay_steps and all(each.numel() == self._num_values for each in late):
-            for gradient in late:
-                flat = self._idle.popleft()
-                self._in_flight.append(_Mean(flat.copy_(gradient), None))
+        """See `DenseSync.load_state_dict`; `own` is loaded after it."""
+        self._land_all()
+        self._steps_done, self._owners = steps_done, 0
+        late = state.get(LATE_GRADIENTS, {"num_gradients": 0, "owners": 0, "losses": []})
+        self._losses = tuple(LostResiduals.from_dict(each) for each in late["losses"])
+        if late["num_gradients"] <= self._delay_steps:
+            self._owners = late["owners"]
+            self._in_flight.extend(self._idle.popleft() for _ in range(late["num_gradients"]))
             state = {name: each for name, each in state.items() if name != LATE_GRADIENTS}
         super().load_state_dict(state, steps_done)
+
+    def _land_all(self) -> None:
+        """Forget the gradients in flight."""
+        self.join()
+        self._idle.extend(self._in_flight)
+        self._in_flight.clear()
 
     def _shaped(self, flat: Tensor) -> list[Tensor]:
         pieces = torch.split(flat, [each.numel() for each in self._parameters])

@@ -206,7 +206,7 @@ def make_dense_sync(config: Config, model: DistributedModelParallel, optimizers:
 
 def _states_per_rank(trainer: Trainer) -> dict[str, Stateful | Heir]:
     """States that belong to one rank."""
-    return {} if trainer.replicas.own is None else {"replica": trainer.replicas.own}
+    return {} if trainer.replicas.own is None else {trainer.replicas.own_name: trainer.replicas.own}
 
 
 def _open_checkpoints(trainer: Trainer, inputs: Inputs, folder: Path) -> Checkpoints:

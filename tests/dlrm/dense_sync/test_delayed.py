@@ -51,13 +51,17 @@ class Run:
         return self
 
     def states(self):
-        return to_host([self.model.state_dict(), self.optimizer.state_dict(), self.sync.state_dict()])
+        own = self.sync.own.state_dict() if self.sync.own else None
+        return to_host([self.model.state_dict(), self.optimizer.state_dict(), self.sync.state_dict(), own])
 
     def load(self, states, steps_done):
-        model, optimizer, sync = to_host(states)  # optimizers keep the tensors that they load
+        model, optimizer, sync, own = to_host(states)  # optimizers keep the tensors that they load
         self.model.load_state_dict(model)
         self.optimizer.load_state_dict(optimizer)
         self.sync.load_state_dict(sync, steps_done)
+        if self.sync.own:
+            self.sync.own.inherit([own] if own else [])
+        self.lost = self.sync.settle()
         self.steps_done = steps_done
         return self
 
@@ -130,12 +134,12 @@ def test_without_delay_a_run_equals_one_that_averages_in_each_step(world_of_one)
 def test_the_first_step_changes_neither_weights_nor_optimizer(optimizer, world_of_one):
     decay = {"weight_decay": 0.1} if optimizer in {"lars", "lamb"} else {}
     run = Run(DelayedSync, dense=DenseConfig(optimizer=optimizer, **decay))
-    weights, state, _ = run.states()
+    weights, state, *_ = run.states()
     run.train(1)
-    after, state_after, late = run.states()
+    after, state_after, _, own = run.states()
     assert str(state_after) == str(state)
     assert all(torch.equal(after[name], weights[name]) for name in weights)
-    assert all(each.any() for each in late["late_gradients"])
+    assert all(each.any() for each in own["gradients"])
     before = run.weights
     assert not torch.equal(run.train(1).weights, before)
 
@@ -156,9 +160,9 @@ def test_a_run_resumed_after_any_step_equals_one_that_goes_on(kind, world_of_one
 def test_reading_the_state_does_not_change_what_is_applied(world_of_one):
     read, unread = Run(DelayedSync), Run(DelayedSync)
     for _ in range(STEPS):
-        read.train(1).sync.join()
-        read.sync.state_dict()
-        read.sync.load_state_dict(read.sync.state_dict(), read.steps_done)
+        read.train(1).states()
+        read.sync.join()
+        read.states()
     assert torch.equal(read.weights, unread.train(STEPS).weights)
 
 
@@ -173,7 +177,7 @@ def test_a_gradient_that_a_resumed_run_does_not_apply_is_told_of(make, world_of_
         resumed = Run(make).load(late, 2)
     assert len(caplog.messages) == 1
     assert "to apply it, resume with the pipeline and the model of the saved run" in caplog.messages[0]
-    plain = Run(partial(AllReduceSync, num_scalars=1)).load([*late[:2], {}], 2)
+    plain = Run(partial(AllReduceSync, num_scalars=1)).load([*late[:2], {}, None], 2)
     assert torch.equal(resumed.train(2).weights, plain.train(2).weights)
 
 
@@ -182,3 +186,39 @@ def test_residuals_of_another_exchange_are_told_of(world_of_one, caplog):
         Run(DelayedSync).sync.load_state_dict({"exchange": {"owners": 2}}, 9)
     assert len(caplog.messages) == 1
     assert "resume with comm.exchange=ring for some steps" in caplog.messages[0]
+
+
+def test_a_lost_part_of_a_late_gradient_is_told_of(world_of_one):
+    """As of a run of two ranks: the other one's part counts alone, or nothing is applied."""
+    *_, sync, own = Run(DelayedSync).train(2).states()
+    sync["late_gradients"]["owners"] = own["num_ranks"] = 2
+    both = [own, {**own, "rank": 1, "gradients": [3 * each for each in own["gradients"]]}]
+    for kept in (both, both[1:], []):
+        run = Run(DelayedSync)
+        run.sync.load_state_dict(sync, 2)
+        run.sync.own.inherit(kept)
+        lost = run.sync.settle()
+        assert (lost and lost.ranks) == {2: None, 1: (0,), 0: (0, 1)}[len(kept)]
+        assert run.sync.losses == (() if lost is None else (lost,))
+        again = Run(DelayedSync)
+        again.sync.load_state_dict(run.sync.state_dict(), 2)
+        again.sync.own.inherit([run.sync.own.state_dict()])
+        assert again.sync.settle() is None, "the second time, as when no step was done in between"
+        assert again.sync.losses == run.sync.losses
+        for each in (run, again):
+            each.sync.average(torch.zeros(1))
+            grads = [parameter.grad for parameter in each.model.parameters()]
+            if kept:
+                factor = {2: 2, 1: 3}[len(kept)]
+                found = torch.cat([gradient.view(-1) for gradient in grads])
+                torch.testing.assert_close(found, factor * own["gradients"][0])
+            else:
+                assert grads == [None] * 4
+
+
+def test_parts_of_another_model_are_refused(world_of_one):
+    _, _, sync, own = Run(DelayedSync).train(1).states()
+    other = DelayedSync([nn.Parameter(torch.zeros(3))])
+    other.load_state_dict(sync, 1)
+    with pytest.raises(ValueError, match="gradient has 37 values and that of the model 3: another model"):
+        other.own.inherit([own])

@@ -23,7 +23,7 @@ from dlrm.comm.feedback import Residual
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import ModelConfig, ShardingConfig, TablesConfig
 from dlrm.dense_sync import AllReduceSync
-from dlrm.dense_sync.delayed import DelayedSync
+from dlrm.dense_sync.delayed import DelayedSync, LocalGradients
 from dlrm.dense_sync.p3 import P3Sync
 from dlrm.dense_sync.selective import SelectiveSync
 from dlrm.launch.device import Ranks
@@ -165,7 +165,7 @@ def test_the_dense_part_moves_to_a_gpu_and_tables_wait_to_be_sharded(features):
         ("comm.exchange=hi_topk", AllReduceSync, Residual),
         ("comm.exchange=priority", P3Sync, None),
         ("comm.exchange=selsync", SelectiveSync, SelSync),
-        ("train.pipeline=delayed", DelayedSync, None),
+        ("train.pipeline=delayed", DelayedSync, LocalGradients),
     ],
 )
 def test_the_dense_synchronization_is_the_configured_one(override, kind, own, inputs):
@@ -175,7 +175,7 @@ def test_the_dense_synchronization_is_the_configured_one(override, kind, own, in
     trainer.replicas.close()
     assert type(trainer.replicas) is kind
     registered = trainer.session._checkpointer.state
-    assert isinstance(registered._own.get("replica"), own or type(None))
+    assert isinstance(registered._own.get(kind.own_name), own or type(None))
     assert trainer.state_dict()["replicas"] == trainer.replicas.state_dict()
     trainer.load_state_dict(trainer.state_dict())
     trainer.load_state_dict({"steps_done": 1, "samples_done": 2})  # of a run that is older than exchanges

@@ -8,7 +8,7 @@ from dlrm.dense_sync import AllReduceSync
 from dlrm.dense_sync.delayed import DelayedSync
 from dlrm.dense_sync.p3 import P3Sync
 from dlrm.dense_sync.selective import SelectiveSync
-from tests.system.comm.common import STEPS, Layers, assert_same_bits, of_all, samples
+from tests.system.comm.common import STEPS, Layers, assert_same_bits, flat_gradient, of_all, samples
 
 
 class Stepping:
@@ -87,9 +87,17 @@ def check_late_gradients_equal_those_of_one_process_with_all_samples():
             sgd.step()
         late = present
     torch.testing.assert_close(flat_values(model), flat_values(alone))
-    assert_same_bits(kept.state_dict()["late_gradients"][0])
+    (own,) = kept.own.state_dict()["gradients"]
     expected = torch.cat([each.view(-1) for each in late])
-    torch.testing.assert_close(kept.state_dict()["late_gradients"][0], expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(of_all(own).mean(0), expected, atol=1e-6, rtol=1e-5)
+
+    other = DelayedSync(list(model.parameters()))  # of a resumed run in which rank 2 has lost its part
+    other.load_state_dict(kept.state_dict(), steps_done=6)
+    other.own.inherit([kept.own.state_dict()] if dist.get_rank() != 2 else [])
+    assert other.settle().ranks == (2,)
+    other.average(torch.zeros(2))
+    assert_same_bits(flat_gradient(model))
+    torch.testing.assert_close(flat_gradient(model), of_all(own)[[0, 1, 3]].mean(0))
 
 
 def check_selsync_in_each_step_equals_averaging_gradients():
