@@ -47,7 +47,8 @@ FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
 """Pauses between attempts to reach the keeper again."""
 SWITCH_AFTER_S: Final = 60.0
-"""How long nothing may arrive at a keeper before the mirror goes to the next one, if there is another."""
+"""How long a keeper's connection may be lost before the mirror goes to the next one, if there is another. A
+keeper that falls silent is lost after `PATIENCE_S`; with the last pause and attempt it takes 92 s at most."""
 MOST_OWED: Final = 0.5
 MOST_OWED_BYTES: Final = 64 << 20
 """Share of the rows' bytes, and bytes, that may be sent in one moment after a keeper was lost. If more than

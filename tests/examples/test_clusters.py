@@ -72,6 +72,7 @@ def test_slurm_checks_nodes_trains_and_resumes(shell, tmp_path):
     assert code == 0
     options = build_parser().parse_args(doctor[1:])
     assert (options.nodes, options.node_rank, options.rdzv) == (3, 1, "first:20007")
+    assert options.checkpoint == f"{tmp_path}/runs/7"
     torchrun, trainer = check_training(training)
     assert (torchrun.nnodes, torchrun.rdzv_id, torchrun.rdzv_endpoint) == ("3", "7-0", "first:20007")
     assert trainer.recipe == "terabyte"
@@ -114,7 +115,8 @@ def test_kubernetes_checks_the_node_trains_and_resumes(shell, tmp_path):
     assert code == 0
     (memory,) = [each["emptyDir"] for each in pod["volumes"] if each["name"] == "shared-memory"]
     assert (memory["medium"], memory["sizeLimit"]) == ("Memory", "200Gi")
-    assert build_parser().parse_args(doctor[1:]).memory == "200GB"
+    options = build_parser().parse_args(doctor[1:])
+    assert (options.memory, options.checkpoint) == ("200GB", f"{tmp_path}/runs/dlrm")
     torchrun, trainer = check_training(training)
     assert int(torchrun.nnodes) == job["spec"]["completions"] == job["spec"]["parallelism"]
     assert torchrun.rdzv_endpoint == "dlrm-node-0-0.dlrm:29500"

@@ -76,3 +76,11 @@ def test_files_of_a_node_that_ends_meanwhile_are_deleted(roots):
     survivor, _ = run_nodes(partial(check_shared_directory, uri=str(roots[0])), end, timeout_s=0.5)
     assert isinstance(survivor, RendezvousError)
     assert "node 1 (b) has ended" in str(survivor)
+
+
+def test_prefixes_of_a_bucket_are_told_apart(s3):
+    first, second = check(s3.uri("bucket/a"), s3.uri("bucket/a"))
+    assert (first.state, second.state) == ("ok", "ok")
+    first, second = check(s3.uri("bucket/a"), s3.uri("bucket/b"))
+    assert "s3://bucket/a is not what node 1 (b) writes to" in first.text
+    assert "doctor" not in s3.request("GET", "/bucket")
