@@ -1,7 +1,11 @@
 """The schedules of `train.pipeline`: in which order the parts of a training step run."""
 
+import logging
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from statistics import mean, median
+from time import perf_counter
+from typing import Final, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,6 +18,13 @@ from dlrm.config.schema import TrainConfig
 from dlrm.models.contract import Objective, objective_of
 from dlrm.pipeline.ahead import Ahead, Flight, called_with_batch
 from dlrm.pipeline.halves import half_sizes, parts_of
+
+TURNS: Final = 5
+"""Turns of each schedule that `auto` times, of `UNTIMED_STEPS` and `TIMED_STEPS` steps."""
+UNTIMED_STEPS: Final = 3
+TIMED_STEPS: Final = 10
+
+logger = logging.getLogger(__name__)
 
 Upcoming = Callable[[int], Sequence[Batch]]
 """Gives the next batches that will be trained, at most so many, without taking them."""
@@ -207,6 +218,49 @@ class Waves(WorkingAhead):
         return Passed(loss=loss, logits=torch.cat(logits) if logits else None)
 
 
+class Fastest:
+    """`auto`: times `Plain` and `Prefetch` in turns on the first batches, and keeps the faster one.
+
+    Both give the same bits, so that the choice, which depends on the machine, shows in nothing but time.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._candidates: dict[str, Schedule] = {"none": Plain(model), "prefetch": Prefetch(model)}
+        self._took_s: dict[str, list[float]] = {name: [] for name in self._candidates}
+        self._turns = deque(name for _ in range(TURNS) for name in self._candidates)
+        self._steps, self._began_s = 0, 0.0
+        self.chosen: Schedule | None = None
+        """None: not known yet."""
+
+    def step(self, batch: Batch, upcoming: Upcoming) -> Passed:
+        """See `Schedule.step`."""
+        if self.chosen is None:
+            self._time()
+        return (self.chosen or self._candidates[self._turns[0]]).step(batch, upcoming)
+
+    def _time(self) -> None:
+        """Time whole steps, from the beginning of one to that of the next, but not the first of a turn."""
+        now_s = perf_counter()
+        if self._steps == UNTIMED_STEPS:
+            self._began_s = now_s
+        if self._steps == UNTIMED_STEPS + TIMED_STEPS:
+            self._took_s[self._turns.popleft()].append((now_s - self._began_s) / TIMED_STEPS)
+            self._steps = 0
+        self._steps += 1
+        if not self._turns:
+            self._choose()
+
+    def _choose(self) -> None:
+        of_ranks: list[list[float]] = [[]] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, [median(took_s) for took_s in self._took_s.values()])
+        plain_s, prefetch_s = map(mean, zip(*of_ranks, strict=True))  # so that all ranks choose alike
+        name = "prefetch" if prefetch_s < plain_s else "none"
+        self.chosen = self._candidates[name]
+        if dist.get_rank() == 0:
+            took = f"{1000 * prefetch_s:.1f} ms a step with prefetching, {1000 * plain_s:.1f} ms without"
+            logger.info("train.pipeline=auto: %s from now on (%s)", name, took)
+
+
 def make_schedule(config: TrainConfig, model: nn.Module) -> Schedule:
     """Make the schedule that `train.pipeline` names.
 
@@ -217,5 +271,7 @@ def make_schedule(config: TrainConfig, model: nn.Module) -> Schedule:
         return Waves(model)
     if config.pipeline == "none" or dist.get_world_size() == 1:
         return Plain(model)
+    if config.pipeline == "auto":
+        return Fastest(model)
     is_stale = config.pipeline == "delayed" and config.delay_steps > 0 and config.late_rows == "stale"
     return Prefetch(model, corrected=not is_stale)

@@ -169,6 +169,28 @@ def test_position_ignores_prefetched_batches(one_hot):
     assert [phase["steps"] for phase in loader.state_dict()["phases"]] == [2]
 
 
+def test_upcoming_batches_are_shown_and_not_taken(one_hot):
+    """A batch that was looked at, but not yielded, is read again after a resume."""
+    plain, loader = list(DataLoader(one_hot, config())), DataLoader(one_hot, config())
+    assert loader.upcoming(2) == []  # nothing is being read
+    seen = []
+    for number, batch in enumerate(loader):
+        seen.append(batch)
+        shown = loader.upcoming(number % 4)
+        assert len(shown) == min(number % 4, len(plain) - number - 1)
+        assert numbers(shown) == numbers(plain[number + 1 : number + 1 + len(shown)])
+        assert loader.state_dict()["phases"][0]["steps"] == number + 1
+        if number == 5:
+            break
+    resumed = DataLoader(one_hot, config())
+    resumed.load_state_dict(loader.state_dict())
+    assert numbers(resumed) == numbers(loader) == numbers(plain[6:])
+    batches = iter(loader)
+    assert next(batches) is not None
+    loader.upcoming(3)
+    assert len(numbers(iter(loader))) == 8 * (len(plain) - 1)
+
+
 def test_new_iterator_continues_at_the_position(one_hot):
     loader, seen = DataLoader(one_hot, config()), []
     for batch in loader:

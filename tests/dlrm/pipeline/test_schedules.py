@@ -1,0 +1,107 @@
+"""The choice of a schedule, and which batches it works ahead on."""
+
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from data.batch import Batch
+from dlrm.config.schema import TrainConfig
+from dlrm.pipeline import schedules
+from dlrm.pipeline.schedules import Fastest, Plain, Prefetch, make_schedule
+
+
+class Counting:
+    """A schedule whose steps take so long by the clock of the test."""
+
+    def __init__(self, clock, step_s):
+        self.clock, self.step_s, self.steps = clock, step_s, []
+
+    def step(self, batch, upcoming):
+        self.clock[0] += self.step_s
+        self.steps.append(batch)
+
+
+@pytest.mark.parametrize(("plain_s", "prefetch_s", "chosen"), [(1.0, 0.9, "prefetch"), (1.0, 1.1, "none")])
+def test_the_faster_schedule_is_kept(plain_s, prefetch_s, chosen, world_of_one, monkeypatch, caplog):
+    clock = [0.0]
+    monkeypatch.setattr(schedules, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(schedules, "Plain", lambda model: Counting(clock, plain_s))
+    monkeypatch.setattr(schedules, "Prefetch", lambda model: Counting(clock, prefetch_s))
+    fastest = Fastest(torch.nn.Linear(1, 1))
+    candidates = fastest._candidates
+    num_timed = 2 * schedules.TURNS * (schedules.UNTIMED_STEPS + schedules.TIMED_STEPS)
+    with caplog.at_level("INFO"):
+        for number in range(num_timed + 7):
+            if number == 20:
+                clock[0] += 100  # as an evaluation takes
+            fastest.step(number, None)
+    assert fastest.chosen is candidates[chosen]
+    others = candidates["none" if chosen == "prefetch" else "prefetch"]
+    assert len(others.steps) == num_timed // 2
+    assert sorted(candidates[chosen].steps + others.steps) == list(range(num_timed + 7))
+    assert candidates[chosen].steps[-7:] == list(range(num_timed, num_timed + 7))
+    assert f"train.pipeline=auto: {chosen} from now on" in caplog.text
+
+
+def test_one_rank_exchanges_nothing(world_of_one):
+    for name in ("none", "prefetch", "auto"):
+        assert type(make_schedule(TrainConfig(pipeline=name), torch.nn.Linear(1, 1))) is Plain
+
+
+def click_model(shard_model):
+    return shard_model({"cat_1": "table_wise", "cat_2": "table_wise"})
+
+
+def test_batches_that_were_not_announced_are_trained_too(shard_model, make_batch):
+    """After the end of an epoch, or where another schedule has trained some."""
+    batches = [make_batch(8, seed) for seed in range(8)]
+    announced = {0: [1, 2], 1: [2, 3], 2: [5, 6], 5: [], 4: [6, 7], 6: [7]}
+    results = []
+    for make in (Plain, Prefetch):
+        model = click_model(shard_model)
+        schedule, losses = make(model), []
+        for number in (0, 1, 2, 5, 4, 6, 7):
+
+            def upcoming(count, number=number):
+                return [batches[each] for each in announced.get(number, [])][:count]
+
+            losses.append(schedule.step(batches[number], upcoming).loss.item())
+        results.append(losses)
+    assert results[0] == results[1]
+
+
+class Transforming(torch.nn.Module):
+    """Looks up other ids than those of the batch."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, dense, sparse):
+        values = sparse.values().flip(0) % 7
+        changed = KeyedJaggedTensor(keys=sparse.keys(), values=values, lengths=sparse.lengths())
+        return self.inner(dense, changed)
+
+
+def test_collections_that_are_given_other_ids_do_not_work_ahead(shard_model, make_batch):
+    model = click_model(shard_model)
+    transforming = Transforming(model)
+    schedule = Prefetch(transforming)
+    batches = [make_batch(8, seed) for seed in range(3)]
+    for number, batch in enumerate(batches):
+        schedule.step(batch, lambda count, number=number: batches[number + 1 :][:count])
+    assert schedule.ahead == []
+
+
+def test_evaluation_between_batches_looks_up_its_own_ids(shard_model, make_batch):
+    model = click_model(shard_model)
+    batches = [make_batch(8, seed) for seed in range(4)]
+    schedule = Prefetch(model)
+    for number in range(3):
+        schedule.step(batches[number], lambda count, number=number: batches[number + 1 :][:count])
+    assert isinstance(batches[3], Batch)
+    model.eval()
+    with torch.no_grad():
+        logits = model(batches[3].dense, batches[3].sparse)  # although this batch is being worked ahead on
+    model.train()
+    assert torch.equal(logits, schedule.step(batches[3], lambda count: []).logits)
