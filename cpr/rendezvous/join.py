@@ -110,7 +110,7 @@ def _lead(env: LauncherEnv, info: WorkerInfo, timeout: timedelta) -> WorkerGroup
         if infos is None:
             problem = f" ({discovery.problem})" if discovery.problem else ""
             raise RendezvousError(
-                f"{_ranks_text(leader.missing)} of {env.world_size} did not join the rendezvous within "
+                f"{_ranks_text(leader.absent)} of {env.world_size} did not join the rendezvous within "
                 f"{timeout.total_seconds():g} s{problem}"
             )
         assignment = assign_ranks(infos)

@@ -35,6 +35,7 @@ class Leader:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._clients: dict[int, tuple[Connection, WorkerInfo]] = {}
+        self._seen: set[int] = set()
         self._strangers: dict[Connection, float] = {}
         """With the time of the connection; the oldest first."""
         self._reported: list[int] = []
@@ -55,6 +56,11 @@ class Leader:
     def missing(self) -> list[int]:
         """The launcher's ranks that have not joined."""
         return [rank for rank in range(1, self._env.world_size) if rank not in self._clients]
+
+    @property
+    def absent(self) -> list[int]:
+        """The missing ranks that never joined, or, if all have, those that have left again."""
+        return [rank for rank in self.missing if rank not in self._seen] or self.missing
 
     def gather(self, deadline: float) -> list[WorkerInfo] | None:
         """Wait until `deadline` (`time.monotonic`) for all clients.
@@ -119,6 +125,7 @@ class Leader:
                 before.send({"displaced": True})
             self._disconnect(before)
         self._clients[rank] = connection, info
+        self._seen.add(rank)
 
     def _disconnect(self, connection: Connection) -> None:
         self._selector.unregister(connection.socket)

@@ -224,6 +224,20 @@ def test_leader_names_missing_ranks(join_as):
     check([join_as(rank, 4) for rank in (0, 1, 3)] + [client])
 
 
+def test_leader_tells_ranks_that_never_came_from_those_that_left(join_as, env):
+    client = join_as(2, 4, timeout=LONGER)
+    with published_leader(env, 4) as leader:
+        while 2 in leader.missing:
+            leader.gather(time.monotonic() + 0.05)
+        assert leader.absent == [1, 3]
+        while not client.done():
+            leader.gather(time.monotonic() + 0.05)
+        leader.gather(time.monotonic() + 0.05)
+        assert leader.missing == [1, 2, 3]
+        assert leader.absent == [1, 3]
+    assert client.exception()
+
+
 def test_client_names_missing_ranks(join_as, workers, env):
     client = join_as(1, 4, timeout=LONGER)
     with published_leader(env, 4) as leader:
