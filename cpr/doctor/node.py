@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from cpr.checkpoint.storage.base import open_storage, read_file
+from cpr.checkpoint.storage.base import is_local, open_storage, read_file
 from cpr.doctor.finding import Finding, problem, warning
 from cpr.errors import CheckpointError, CorruptFileError
 from cpr.humanize import size_text
@@ -47,7 +47,7 @@ def node_findings(needed_bytes: int | None, uri: str | None) -> Iterator[Finding
     names = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
     yield check_gpus(names, has_driver)
     if uri is not None:
-        yield check_storage(uri)
+        yield check_storage(uri, needed_bytes)
 
 
 def check_versions(command: Sequence[str]) -> Finding:
@@ -115,16 +115,18 @@ def check_shared_memory(
         return problem(
             name, f"{text}; it cannot be written", "mount it writable for this user (`mount -o rw`)"
         )
-    if free < needed:
-        clean = "`cpr clean` lists what dead runs hold, and says how to save or remove it; or " * bool(kept)
-        room = size_text(size - free + needed)
-        advice = "`mount -o remount,size=...`; Docker: --shm-size; Kubernetes: emptyDir of medium Memory"
-        return problem(name, text, f"{clean}enlarge it to {room} or more: {advice}")
+    advice = []
     if limit_bytes < needed:
-        advice = (
-            f"raise the limit of the job to {size_text(needed)} or more (Slurm: --mem), or take more nodes"
+        room = size_text(needed)
+        advice.append(
+            f"raise the memory limit of the job to {room} or more (Slurm: --mem), or take more nodes"
         )
-        return problem(name, text, advice)
+    if free < needed:
+        advice += ["`cpr clean` lists what dead runs hold, and says how to save or remove it"] * bool(kept)
+        how = "`mount -o remount,size=...`; Docker: --shm-size; Kubernetes: emptyDir of medium Memory"
+        advice.append(f"enlarge {folder} to {size_text(size - free + needed)} or more ({how})")
+    if advice:
+        return problem(name, text, "; ".join(advice))
     if kept:
         return warning(name, text, "`cpr clean` lists it, and says how to save or remove it")
     return Finding(name, text)
@@ -156,10 +158,11 @@ def check_gpus(names: Sequence[str], has_driver: bool) -> Finding:
     return Finding("GPUs", f"{len(names)} {', '.join(sorted(set(names)))}".strip())
 
 
-def check_storage(uri: str) -> Finding:
+def check_storage(uri: str, needed_bytes: int | None = None) -> Finding:
     """Check that a checkpoint directory keeps what its ownership relies on: atomic writes, seen at once.
 
-    A file is written, replaced and deleted, and another client looks after each.
+    A file is written, replaced and deleted, and another client looks after each. With the size of the tables,
+    it is also checked that a local directory has room for a save of them.
     """
     folder, data, wrong = f"doctor-{secrets.token_hex(4)}", b"", set()
     path = f"{folder}/record"
@@ -186,4 +189,11 @@ def check_storage(uri: str) -> Finding:
         return Finding("storage", str(error), "PROBLEM")  # says what to do
     if wrong:
         return problem("storage", f"{writer.uri}: {'; '.join(sorted(wrong))}", "take one that is consistent")
-    return Finding("storage", f"{writer.uri}: writes are atomic, and seen at once")
+    text = f"{writer.uri}: writes are atomic, and seen at once"
+    if is_local(writer.uri):
+        status = os.statvfs(writer.uri)
+        free = status.f_bavail * status.f_frsize
+        text += f"; {size_text(free)} free"
+        if free < (needed_bytes or 0):
+            return warning("storage", text, "make room for a save of all tables, or name another directory")
+    return Finding("storage", text)

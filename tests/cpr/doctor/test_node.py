@@ -33,10 +33,11 @@ RAM = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     [
         (1, 10**15, (0, 0), "ok", ""),
         (None, 10**15, (0, 0), "ok", "--memory does not say"),
-        (10**15, 10**15, (0, 0), "PROBLEM", "enlarge it to 1,000 TB"),
+        (10**15, 10**15, (0, 0), "PROBLEM", "enlarge /dev/shm to 1,000 TB"),
         (10**15, 10**15, (0, 1), "PROBLEM", "`cpr clean` lists what dead runs hold"),
         (10**15, 10**15, (10**15, 0), "ok", ""),
-        (2000, 1000, (0, 0), "PROBLEM", "raise the limit of the job to 2 kB"),
+        (10**15, 10**14, (0, 0), "PROBLEM", "or take more nodes; enlarge"),
+        (2000, 1000, (0, 0), "PROBLEM", "raise the memory limit of the job to 2 kB"),
         (1, 1000, (0, 5), "warning", "`cpr clean`"),
     ],
 )
@@ -74,7 +75,7 @@ def test_the_least_limit_of_all_control_groups_counts(tmp_path, groups, files, l
 def test_what_others_hold_comes_on_top(monkeypatch):
     full = SimpleNamespace(f_frsize=1, f_blocks=2 * 10**9, f_bavail=0)
     monkeypatch.setattr(os, "statvfs", lambda folder: full)
-    assert "enlarge it to 5 GB or more" in check_shared_memory(SHM, 3 * 10**9, RAM, (0, 0)).text
+    assert "enlarge /dev/shm to 5 GB or more" in check_shared_memory(SHM, 3 * 10**9, RAM, (0, 0)).text
 
 
 def test_shared_memory_must_be_writable(monkeypatch):
@@ -110,6 +111,13 @@ def test_versions_that_do_not_fit_are_told():
     assert found.state == "PROBLEM"
     assert "torch 1 with torchrec 2. What to do: " in found.text
     assert "ended with code -9" in check_versions(["sh", "-c", "kill -9 $$"]).text
+
+
+def test_a_directory_needs_room_for_the_tables(tmp_path):
+    assert check_storage(str(tmp_path), 1).state == "ok"
+    found = check_storage(str(tmp_path), 10**18)
+    assert found.state == "warning"
+    assert "free. What to do: make room for a save of all tables" in found.text
 
 
 def test_a_uri_that_no_storage_has_is_a_finding():

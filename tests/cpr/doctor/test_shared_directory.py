@@ -53,6 +53,24 @@ def test_object_stores_are_checked_too(roots, monkeypatch):
     assert [each.state for each in check(f"s3:/{roots[0]}", f"s3:/{roots[0]}")] == ["ok", "ok"]
 
 
+class Caching(LocalStorage):
+    """Lists a folder once, as NFS may do for half a minute."""
+
+    def __init__(self, uri):
+        super().__init__(uri)
+        self.listed = {}
+
+    def list(self, folder=""):
+        return iter(self.listed.setdefault(folder, list(super().list(folder))))
+
+
+def test_a_listing_that_lags_is_told(roots, monkeypatch):
+    monkeypatch.setattr(shared_directory, "open_storage", Caching)
+    for found in check(roots[0], roots[0]):
+        assert found.state == "PROBLEM"
+        assert "is listed late, so that two runs could take it at once. What to do: mount" in found.text
+
+
 def test_a_node_that_cannot_write_is_told_on_all_nodes(roots, tmp_path):
     (tmp_path / "file").touch()
     for found in check(roots[0], tmp_path / "file"):
