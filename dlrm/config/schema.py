@@ -576,6 +576,11 @@ class TrainConfig:
     their gradients travel while the other computes; the results are those of `none` to rounding, unless the
     loss compares the samples of a batch. `delayed`: the next batch's embeddings, without the last update of
     their rows, and the last batch's dense gradients, which are applied a step late."""
+    wave_updates: Literal["sum", "tick_tock"] = "sum"
+    """`waves`: one update with the gradients of both halves (`sum`); or each half batch is a wave of its own
+    with a replica of the dense parameters, each gradient is used in its replica and, a wave later, in the
+    other one, and tables are updated by each wave (`tick_tock`, Wavelet). Evaluation uses the first
+    replica."""
     delay_steps: int = 1
     """`delayed`: steps by which gradients are late, 1 or 0 (plain training). The first step updates nothing
     that is late, and the gradient of the last one is saved with the state, and applied when it is resumed."""
@@ -617,10 +622,20 @@ class TrainConfig:
             f"{self.pipeline}: leave them out, or set train.pipeline=delayed",
         )
         _check(
+            self.pipeline == "waves" or self.wave_updates == TrainConfig.wave_updates,
+            f"train.wave_updates is about halves of a batch, and train.pipeline is {self.pipeline}: leave it "
+            "out, or set train.pipeline=waves",
+        )
+        _check(
             self.compensation == "none" or self.is_late,
             f"train.compensation={self.compensation} has nothing to compensate for, as train.delay_steps is "
             "0: leave it out, or set train.delay_steps=1",
         )
+
+    @property
+    def has_two_replicas(self) -> bool:
+        """Whether there are two replicas of the dense parameters."""
+        return self.pipeline == "waves" and self.wave_updates == "tick_tock"
 
     @property
     def is_late(self) -> bool:
@@ -672,7 +687,7 @@ class Config:
             f"comm.exchange={self.comm.exchange} has no whole mean gradient at any time, which "
             f"{' and '.join(LARGE_BATCH_OPTIMIZERS)} and dense.clip_norm take norms of; choose another one",
         )
-        self._check_delay()
+        self._check_pipeline()
         goal = self.train.goal
         _check(
             goal is None or not goal.is_own or self.model.is_own,
@@ -685,10 +700,21 @@ class Config:
             "the other run's checkpoint; set checkpoint.uri to another place",
         )
 
-    def _check_delay(self) -> None:
-        if not self.train.is_late:
+    def _check_pipeline(self) -> None:
+        exchange, train = self.comm.exchange, self.train
+        if train.has_two_replicas:
+            _check(
+                exchange not in {"priority", "selsync"},
+                f"comm.exchange={exchange} updates one replica of the dense parameters, and "
+                "train.wave_updates=tick_tock has two: choose another exchange, or train.wave_updates=sum",
+            )
+            _check(
+                self.dense.clip_norm == 0,
+                "dense.clip_norm would take the gradients of two replicas for one: leave it out, or set "
+                "train.wave_updates=sum",
+            )
+        if not train.is_late:
             return
-        exchange = self.comm.exchange
         why = {
             "priority": "overlaps with the next forward pass itself, without a delay",
             "selsync": "averages parameters, so that there is no gradient to be late",

@@ -14,7 +14,6 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardedModule
 
 from data.batch import Batch
-from dlrm.config.schema import TrainConfig
 from dlrm.models.contract import Objective, objective_of
 from dlrm.pipeline.ahead import Ahead, Flight, called_with_batch
 from dlrm.pipeline.halves import half_sizes, parts_of
@@ -116,19 +115,24 @@ class WorkingAhead:
         """Run the forward pass of a batch; the collections return what they have done ahead."""
         for ahead, flight in zip(self.ahead or (), flights, strict=True):
             ahead.give(flight)
-        passed = forward(self.model, self.objective, batch)
+        passed = self.forward(batch)
         for ahead in self.ahead or ():
             ahead.give(None)
         return passed
+
+    def forward(self, batch: Batch) -> Passed:
+        """Run the forward pass of a batch."""
+        return forward(self.model, self.objective, batch)
 
     def _first(self, batch: Batch) -> Passed:
         passed: list[Passed] = []
 
         def call() -> None:
-            passed.append(forward_backward(self.model, self.objective, batch))
+            passed.append(self.forward(batch))
 
         modules = called_with_batch(self.model, call, batch.sparse)
         self.ahead = [Ahead(module) for module in modules]
+        passed[0].loss.backward()  # type: ignore[no-untyped-call]
         return passed[0]
 
     def _start(self, batch: Batch) -> None:
@@ -188,13 +192,8 @@ class Waves(WorkingAhead):
     """
 
     def __init__(self, model: nn.Module) -> None:
+        refuse_other_exchanges(model)
         super().__init__(model, batches_ahead=1)
-        for name, module in model.named_modules():
-            if isinstance(module, ShardedModule) and not isinstance(module, ShardedEmbeddingBagCollection):
-                raise ValueError(
-                    f"train.pipeline=waves exchanges pooled embeddings in halves, and {name} exchanges "
-                    "something else: choose prefetch, or sharding.strategy=torchrec if it is split"
-                )
 
     def passes(self, batch: Batch, flights: Sequence[Flight]) -> Passed:
         """See `WorkingAhead.passes`."""
@@ -216,6 +215,20 @@ class Waves(WorkingAhead):
         loss.backward()  # type: ignore[no-untyped-call]  # the second half first; updates the tables at the end
         logits = [each.logits for each in passed if each.logits is not None]
         return Passed(loss=loss, logits=torch.cat(logits) if logits else None)
+
+
+def refuse_other_exchanges(model: nn.Module) -> None:
+    """Refuse models that exchange something besides pooled embeddings.
+
+    Raises:
+        ValueError: says what, and what to change.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, ShardedModule) and not isinstance(module, ShardedEmbeddingBagCollection):
+            raise ValueError(
+                f"train.pipeline=waves exchanges pooled embeddings in halves, and {name} exchanges "
+                "something else: choose prefetch, or sharding.strategy=torchrec if it is split"
+            )
 
 
 class Fastest:
@@ -259,19 +272,3 @@ class Fastest:
         if dist.get_rank() == 0:
             took = f"{1000 * prefetch_s:.1f} ms a step with prefetching, {1000 * plain_s:.1f} ms without"
             logger.info("train.pipeline=auto: %s from now on (%s)", name, took)
-
-
-def make_schedule(config: TrainConfig, model: nn.Module) -> Schedule:
-    """Make the schedule that `train.pipeline` names.
-
-    Raises:
-        ValueError: it does not suit the model.
-    """
-    if config.pipeline == "waves":
-        return Waves(model)
-    if config.pipeline == "none" or dist.get_world_size() == 1:
-        return Plain(model)
-    if config.pipeline == "auto":
-        return Fastest(model)
-    is_stale = config.pipeline == "delayed" and config.delay_steps > 0 and config.late_rows == "stale"
-    return Prefetch(model, corrected=not is_stale)

@@ -24,13 +24,15 @@ from dlrm.dense_sync import AllReduceSync, DenseSync
 from dlrm.dense_sync.delayed import DelayedSync
 from dlrm.dense_sync.p3 import P3Sync
 from dlrm.dense_sync.selective import SelectiveSync
+from dlrm.dense_sync.tick_tock import TickTockSync
 from dlrm.fault_tolerance.session import Checkpoints, Session
 from dlrm.fault_tolerance.setup import RecoverySetup, save_config
 from dlrm.launch.device import Ranks, of_rank_0
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.models.mlp import ONEDNN_DTYPES
 from dlrm.optim.build import Optimizers
-from dlrm.pipeline.schedules import make_schedule
+from dlrm.pipeline.build import make_schedule
+from dlrm.pipeline.tick_tock import Replicas
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.plan import format_plan
 from dlrm.sharding.splitting.planning.planner import keep_ordinary, plan_heads
@@ -201,6 +203,9 @@ def make_dense_sync(config: Config, model: DistributedModelParallel, optimizers:
         )
     if dist.get_rank() == 0:
         warn_of_momentum(config.comm, optimizers.dense)
+    if config.train.has_two_replicas:
+        first, second = Replicas.of(model)
+        return TickTockSync(list(first.values()), second, NUM_SCALARS, config.comm)
     return AllReduceSync(dense_parameters(model), NUM_SCALARS, config.comm)
 
 

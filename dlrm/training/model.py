@@ -23,6 +23,7 @@ from dlrm.config.schema import TablesConfig
 from dlrm.models.build import build_model
 from dlrm.models.check import check_model
 from dlrm.optim.build import arithmetic_dtype
+from dlrm.pipeline.tick_tock import add_second_replica
 from dlrm.sharding.bounds import IdBounds
 from dlrm.sharding.dynamic import make_dynamic
 from dlrm.sharding.exchange_codecs import ExchangeCodecs
@@ -85,6 +86,8 @@ def unsharded(inputs: Inputs, features: Sequence[Feature] = ()) -> Unsharded:
     dtype, batch_size = arithmetic_dtype(config.train.precision), inputs.loader.config.batch_size
     seed_generators(config.train.seed)  # equal dense parameters on all ranks without a broadcast
     model = build_model(config.model, features or features_of(inputs), inputs.manifest.dense, dtype)
+    if config.train.has_two_replicas:
+        add_second_replica(model)
     is_dynamic = config.tables.is_dynamic
     dynamic = [table.name for table in tables_of(model) if any(map(is_dynamic, table.feature_names))]
     exchanged = config.sharding.exchange_dtype

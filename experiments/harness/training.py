@@ -13,7 +13,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from data.batch import Batch
 from dlrm.dense_sync.base import DenseSync
 from dlrm.optim.build import Optimizers
-from dlrm.pipeline.schedules import make_schedule
+from dlrm.pipeline.build import make_schedule
 from dlrm.training.build import make_dense_sync, shard
 from dlrm.training.data import Inputs
 from dlrm.training.trainer import NUM_SCALARS

@@ -7,7 +7,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from data.batch import Batch
 from dlrm.config.schema import TrainConfig
 from dlrm.pipeline import schedules
-from dlrm.pipeline.schedules import Fastest, Plain, Prefetch, make_schedule
+from dlrm.pipeline.build import make_schedule
+from dlrm.pipeline.schedules import Fastest, Plain, Prefetch
 
 
 class Counting:

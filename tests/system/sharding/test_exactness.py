@@ -142,14 +142,14 @@ def with_column_pieces_on_all_ranks(case):
         plan._constraints, sharded.make_plan = constraints_of, make_plan
 
 
-def sharded_model(case):
+def sharded_model(case, train=None):
     config = Config(
         model=ModelConfig(
             kind=case.kind, embedding_dim=DIM, bottom_mlp=(16, DIM), top_mlp=(16, 1), cross_rank=8
         ),
         tables=TablesConfig(optimizer=case.tables, learning_rate=0.05, **case.dynamic_options),
         sharding=ShardingConfig(strategy=case.strategy, data_parallel_rows=100),
-        train=TrainConfig(precision=case.precision),
+        train=train or TrainConfig(precision=case.precision),
     )
     features = [replace(each, weights="weights" * case.is_weighted) for each in FEATURES]
     size = GLOBAL_BATCH // dist.get_world_size()

@@ -18,3 +18,10 @@ def test_prefetching_changes_no_bit(start_ranks, world_size):
 def test_two_halves_are_one_batch(start_ranks):
     ranks = start_ranks(in_group, worker.check_waves, worker.check_refusals, world_size=2)
     ranks.wait(timeout_s=100)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(120)
+def test_late_gradients_and_rows_are_those_of_a_simulator(start_ranks):
+    ranks = start_ranks(in_group, worker.check_delayed, worker.check_tick_tock, world_size=2)
+    ranks.wait(timeout_s=100)

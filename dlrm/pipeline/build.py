@@ -1,0 +1,26 @@
+"""Makes the schedule of a run."""
+
+import torch.distributed as dist
+from torch import nn
+
+from dlrm.config.schema import TrainConfig
+from dlrm.pipeline.schedules import Fastest, Plain, Prefetch, Schedule, Waves
+from dlrm.pipeline.tick_tock import TickTock
+
+
+def make_schedule(config: TrainConfig, model: nn.Module) -> Schedule:
+    """Make the schedule that `train.pipeline` names.
+
+    Raises:
+        ValueError: it does not suit the model.
+    """
+    if config.has_two_replicas:
+        return TickTock(model)
+    if config.pipeline == "waves":
+        return Waves(model)
+    if config.pipeline == "none" or dist.get_world_size() == 1:
+        return Plain(model)
+    if config.pipeline == "auto":
+        return Fastest(model)
+    is_stale = config.pipeline == "delayed" and config.delay_steps > 0 and config.late_rows == "stale"
+    return Prefetch(model, corrected=not is_stale)
