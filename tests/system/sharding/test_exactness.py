@@ -54,6 +54,8 @@ class Case:
     cut: str = "table_wise"
     """Kind of cat_4."""
     precision: str = "fp32"
+    rate: float = 0.05
+    """Learning rate of the tables."""
     dynamic: tuple[str, ...] = ()
 
     @property
@@ -147,7 +149,7 @@ def sharded_model(case, train=None):
         model=ModelConfig(
             kind=case.kind, embedding_dim=DIM, bottom_mlp=(16, DIM), top_mlp=(16, 1), cross_rank=8
         ),
-        tables=TablesConfig(optimizer=case.tables, learning_rate=0.05, **case.dynamic_options),
+        tables=TablesConfig(optimizer=case.tables, learning_rate=case.rate, **case.dynamic_options),
         sharding=ShardingConfig(strategy=case.strategy, data_parallel_rows=100),
         train=train or TrainConfig(precision=case.precision),
     )
