@@ -148,13 +148,14 @@ def _over_cells(cells: Mapping[Cell, Row]) -> tuple[dict[str, float], dict[str, 
     """Medians and extremes over cells, and the least ratio with its interval and the name of its cell."""
     figures: dict[str, float] = {}
     notes = {}
-    for name in contenders(next(iter(cells.values()))):
-        speeds = {cell: speedup(row, name) for cell, row in cells.items()}
+    for name in dict.fromkeys(name for row in cells.values() for name in contenders(row)):
+        of_name = {cell: row for cell, row in cells.items() if name in contenders(row)}
+        speeds = {cell: speedup(row, name) for cell, row in of_name.items()}
         figures |= median_figures(f"{name}_speedup", [each.value for each in speeds.values()])
-        hidden = [hidden_share(row, name).value for row in cells.values() if _can_hide(row, name)]
+        hidden = [hidden_share(row, name).value for row in of_name.values() if _can_hide(row, name)]
         if hidden:
             figures |= median_figures(f"{name}_hidden_share", hidden)
-        ratios = {cell: auto_ratio(row) for cell, row in cells.items()} if name == AUTO else speeds
+        ratios = {cell: auto_ratio(row) for cell, row in of_name.items()} if name == AUTO else speeds
         worst = min(ratios, key=lambda cell: ratios[cell].value)
         figures |= ratios[worst].figures(f"{name}_worst_ratio")
         notes[f"{name}_worst_ratio"] = str(worst)

@@ -18,10 +18,9 @@ from experiments.splitting.figures import link_name
 
 LABELS: Final = {
     "prefetch": "prefetch (exact)",
-    "waves": "waves (summed: exact but for rounding)",
-    "tick_tock": "waves (tick-tock)",
-    "delayed": "delayed (1 step late)",
-    "auto": "auto",
+    "waves": "waves (exact but for rounding)",
+    "delayed": "delayed (rows and dense gradients)",
+    "delayed_dense": "delayed (dense gradients alone)",
 }
 COLOURS: Final = dict(zip((*KINDS, "computation"), ("C3", "C1", "C4", "C5", "C7"), strict=True))
 
@@ -43,19 +42,24 @@ def draw(result: Row, folder: Path) -> None:
         parts[place].sharey(parts[0])
     speeds[0].set_ylabel("throughput over `none`\n(bars: 95 % interval)")
     parts[0].set_ylabel("% of a step under `none`")
-    speeds[-1].legend(fontsize=8)
+    speeds[0].legend(fontsize=8)
     parts[-1].legend(fontsize=8)
     _draw_auc(figure.add_subplot(grid[2, :]), deltas(result["rows"]))
     figure.savefig(folder / "pipeline.png", dpi=110)
 
 
 def _draw_speed(axes: Axes, rows: Mapping[Cell, Row]) -> None:
-    for number, schedule in enumerate(contenders(next(iter(rows.values())))):
+    allowed = contenders(next(iter(rows.values())))
+    for number, (schedule, label) in enumerate(LABELS.items()):
+        if schedule not in allowed:
+            continue
         ratios = [speedup(row, schedule) for row in rows.values()]
         places = [place + 0.08 * (number - 2) for place in range(len(ratios))]
         values = [ratio.value for ratio in ratios]
         reach = [[each.value - each.low for each in ratios], [each.high - each.value for each in ratios]]
-        axes.errorbar(places, values, yerr=reach, fmt="o", markersize=4, capsize=2, label=LABELS[schedule])
+        axes.errorbar(
+            places, values, yerr=reach, fmt="o", markersize=4, capsize=2, label=label, color=f"C{number}"
+        )
     axes.axhline(1, color="black", linewidth=0.8)
     _name_links(axes, rows)
     axes.grid(axis="y", alpha=0.3)

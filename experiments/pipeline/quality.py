@@ -29,7 +29,9 @@ SETTINGS: Final = (
 SCHEDULES: Final[dict[str, tuple[str, ...]]] = {
     NONE: (),
     "prefetch": ("train.pipeline=prefetch",),
+    "waves": ("train.pipeline=waves",),
     "delayed": ("train.pipeline=delayed",),
+    "delayed_dense": ("train.pipeline=delayed", "train.late_rows=corrected"),
     "delayed_spike": ("train.pipeline=delayed", "train.compensation=spike"),
     "delayed_velocity": ("train.pipeline=delayed", "train.compensation=velocity"),
     "delayed_spike_velocity": ("train.pipeline=delayed", "train.compensation=spike+velocity"),

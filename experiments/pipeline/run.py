@@ -7,8 +7,9 @@ most 3,000 rows, batch 1024). The command requires root. In each cell the schedu
 turns on the same batches in the same processes, in a new random order every round; a turn begins with steps
 that are not timed. Each cell is a row of the result; an interrupted command continues with the next.
 
-Schedules: `none`, `prefetch` (exact), `waves` (two half batches, exact but for rounding), `tick_tock` (the
-same with each gradient used twice), `delayed` (one step late) and `auto`. Figures of times end in `1gbps`,
+Schedules: `none`, `prefetch` (exact), `waves` (two half batches, exact but for rounding; not with operator
+splitting), `delayed` (rows and dense gradients one step late), `delayed_dense` (dense gradients alone, with
+`train.late_rows=corrected`). Figures of times end in `1gbps`,
 `5gbps`, `25gbps` or `unthrottled`, after `_SHAPE` unless that is `terabyte` and `_4_workers` unless there are
 2, e.g. `prefetch_speedup_1gbps`, `prefetch_speedup_tiny_4_workers_25gbps`. Each is a median over rounds of
 the value within a round, with `..._low` and `..._high`, its 95 % interval (bootstrap over rounds):
@@ -37,17 +38,14 @@ medians over all cells of the cells' values, with the extremes under `..._low` a
 interval of the cell that notes name:
 
 - `SCHEDULE_worst_ratio`: least speed-up of all cells.
-- `auto_worst_ratio`: instead, the least throughput of `auto` over the fastest exact schedule (`none`,
-  `prefetch`, `waves`) of a cell; every other round selects that one and the others compare, and the other way
-  round.
 
 `peak_bytes_SCHEDULE`: largest resident set of a worker that trains `terabyte` under this schedule alone, 2
 workers.
 
-AUC (`experiments.pipeline.quality`): `prefetch_auc_delta`, `waves_auc_delta`, `tick_tock_auc_delta`,
-`delayed_auc_delta`, `delayed_spike_auc_delta` and those of the other compensations: AUC minus that under
-`none` after the same batches, mean over seeds, with `..._ci`, half its 95 % interval (Student's t), `..._low`
-and `..._high`, the extremes of the seeds.
+AUC (`experiments.pipeline.quality`): `prefetch_auc_delta`, `waves_auc_delta`, `delayed_auc_delta`,
+`delayed_dense_auc_delta`, `delayed_spike_auc_delta` and those of the other compensations: AUC minus that
+under `none` after the same batches, mean over seeds, with `..._ci`, half its 95 % interval (Student's t),
+`..._low` and `..._high`, the extremes of the seeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -126,7 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, shape in effort.shapes.items():
         for workers in effort.workers:
             cells = [Cell(shape=name, workers=workers, gbit_per_s=link) for link in effort.links_gbit_per_s]
-            _measure(record, {str(cell): partial(_time, cell, effort) for cell in cells}, workers, shape)
+            wanted = {str(cell): partial(_time, cell, effort) for cell in cells}
+            _measure(record, wanted, workers, shape, shape.schedules)
     for name in effort.peaks:
         shape = effort.shapes[MEMORY_SHAPE]
         _measure(record, {f"memory {name}": partial(_peak, name)}, min(effort.workers), shape, [name])
@@ -136,10 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(
-    record: Record, wanted: Measurements, workers: int, shape: Shape, schedules: Sequence[str] = ()
+    record: Record, wanted: Measurements, workers: int, shape: Shape, schedules: Sequence[str]
 ) -> None:
-    """Measure the missing rows of a shape in one launch of workers that have these schedules, or all."""
-    job = {"shape": asdict(shape), "schedules": list(schedules or SCHEDULES)}
+    """Measure the missing rows of a shape in one launch of workers that have these schedules."""
+    job = {"shape": asdict(shape), "schedules": list(schedules)}
     for row in measure_missing(record, wanted, Network(workers), WORKER, job):
         print(f"{row['key']}: stored", flush=True)
 
@@ -150,8 +149,9 @@ def _time(cell: Cell, effort: Effort, workers: Workers, network: Network) -> Row
     orders, began_s = Random(str(cell)), monotonic()
     rounds: list[Row] = []
     least, most = effort.rounds
+    names = effort.shapes[cell.shape].schedules
     while len(rounds) < least or (len(rounds) < most and monotonic() - began_s < effort.cell_s):
-        rounds.append(workers.ask(do="round", order=orders.sample([*SCHEDULES], len(SCHEDULES))))
+        rounds.append(workers.ask(do="round", order=orders.sample(names, len(names))))
     took_ms = ", ".join(f"{name} {1000 * found['step_s']:.1f}" for name, found in rounds[-1].items())
     print(f"{cell}: {len(rounds)} rounds, the last in ms a step: {took_ms}", flush=True)
     return row | {"rounds": rounds}

@@ -7,7 +7,9 @@ AUTO: Final = "auto"
 SCHEDULES: Final[dict[str, tuple[str, ...]]] = {
     NONE: (),
     "prefetch": ("train.pipeline=prefetch",),
+    "waves": ("train.pipeline=waves",),
     "delayed": ("train.pipeline=delayed",),
+    "delayed_dense": ("train.pipeline=delayed", "train.late_rows=corrected"),
 }
 """Settings of each schedule."""
 EXACT: Final = (NONE, "prefetch", "waves")

@@ -6,6 +6,7 @@ from typing import Final
 
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import Config
+from experiments.pipeline.schedules import SCHEDULES
 from experiments.splitting.workload import TerabyteWorkload
 
 
@@ -27,6 +28,8 @@ class Shape:
     """Timed steps of a turn."""
     precision: str = "bf16"
     """`train.precision`."""
+    without: tuple[str, ...] = ()
+    """Schedules that the plan does not allow."""
 
     @property
     def workload(self) -> TerabyteWorkload:
@@ -36,6 +39,11 @@ class Shape:
             global_batch_size=self.global_batch_size,
             num_batches=self.num_batches,
         )
+
+    @property
+    def schedules(self) -> list[str]:
+        """The schedules under which it is trained."""
+        return [name for name in SCHEDULES if name not in self.without]
 
     def config(self, overrides: Sequence[str]) -> Config:
         """Configuration of a training run of the recipe."""
@@ -52,5 +60,5 @@ SHAPES: Final = {
     "terabyte": Shape(recipe="terabyte", max_rows=100_000, global_batch_size=2048, steps=6),
     "tiny": Shape(recipe="tiny"),
     "dcnv2": Shape(recipe="dcnv2"),
-    "deepfm": Shape(recipe="deepfm", strategy="des"),
+    "deepfm": Shape(recipe="deepfm", strategy="des", without=("waves",)),
 }

@@ -11,6 +11,7 @@ from experiments.pipeline import run as pipeline
 from experiments.pipeline.exchanges import BACKWARD, DENSE, FORWARD, IDS, clocked, formula_s
 from experiments.pipeline.figures import Cell, figures_of
 from experiments.pipeline.schedules import NONE, SCHEDULES
+from experiments.pipeline.shapes import SHAPES
 from tests.experiments.harness.namespaces import own_namespaces
 
 PLAIN = {"step_s": 0.1, "ids_s": 0.01, "forward_s": 0.02, "backward_s": 0.02, "dense_s": 0.03}
@@ -74,6 +75,17 @@ def test_hideable_time_by_formula():
     # 28 ms are more than the computation; the latencies of four collectives are less
     assert figures["hideable_formula_share_1gbps"] == pytest.approx(0.2)
     assert figures["hideable_formula_share_tiny_4_workers_unthrottled"] == pytest.approx(0.04)
+
+
+def test_schedule_that_a_shape_does_not_allow_is_left_out_of_its_cells():
+    split = row(SECOND, steps_s())
+    for each in split["rounds"]:
+        del each["waves"]
+    figures, notes = figures_of([row(FIRST, steps_s(waves=0.2)), split])
+    assert figures["waves_worst_ratio"] == pytest.approx(0.5)
+    assert notes["waves_worst_ratio"] == str(FIRST)
+    assert "waves_speedup_tiny_4_workers_unthrottled" not in figures
+    assert "waves" not in SHAPES["deepfm"].schedules
 
 
 def test_nothing_to_hide_has_no_hidden_share():
