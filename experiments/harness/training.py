@@ -45,7 +45,7 @@ class Training:
         self.optimizers = Optimizers(self.model, config.dense, config.tables, config.schedule)
         self.batches = batches
         self.steps_done = 0
-        self._schedule = make_schedule(config.train, self.model)
+        self.schedule = make_schedule(config.train, self.model)
         self._ahead: deque[Batch] = deque()
         synchronize = synchronize or partial(make_dense_sync, config)
         self.synchronizer = synchronize(self.model, self.optimizers)
@@ -55,7 +55,7 @@ class Training:
         """Make one step on all ranks; returns whether `flag` was set on every rank."""
         batch, began = self._ahead.popleft() if self._ahead else next(self.batches), perf_counter()
         self.optimizers.begin_step(self.steps_done)
-        self._schedule.step(batch, self._upcoming)
+        self.schedule.step(batch, self._upcoming)
         share = float(self.synchronizer.average(torch.full((NUM_SCALARS,), float(flag)))[0])
         self.optimizers.step()
         self.synchronizer.updated(perf_counter() - began)

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from statistics import median
+from statistics import mean, median
 from typing import Final
 
 from experiments.harness.record import Row
 from experiments.harness.statistics import Ratio, median_figures
 from experiments.pipeline.exchanges import BACKWARD, FORWARD, IDS, KINDS, formula_s
 from experiments.pipeline.quality import auc_figures
-from experiments.pipeline.schedules import AUTO, EXACT, NONE
+from experiments.pipeline.schedules import EXACT, NONE
 from experiments.splitting.figures import link_name
 
 HIDDEN: Final = {"prefetch": (IDS, FORWARD), "waves": (IDS, FORWARD, BACKWARD)}
@@ -134,31 +134,32 @@ def hideable_formula_share(cell: Cell, row: Row) -> float:
 
 
 def auto_ratio(row: Row) -> Ratio:
-    """Throughput of `auto` over the fastest exact schedule, which other rounds select than are compared."""
+    """Throughput of what `auto` chose over the fastest exact schedule, which other rounds select."""
     rounds = row["rounds"]
     ratios = []
     for selecting, compared in ((rounds[::2], rounds[1::2]), (rounds[1::2], rounds[::2])):
         exact = [name for name in EXACT if name in rounds[0]]
         best = min(exact, key=lambda name: median(each[name]["step_s"] for each in selecting))
-        ratios += [each[best]["step_s"] / each[AUTO]["step_s"] for each in compared]
+        ratios += [each[best]["step_s"] / each[row["chosen"]]["step_s"] for each in compared]
     return Ratio.of(ratios)
 
 
 def _over_cells(cells: Mapping[Cell, Row]) -> tuple[dict[str, float], dict[str, str]]:
-    """Medians and extremes over cells, and the least ratio with its interval and the name of its cell."""
-    figures: dict[str, float] = {}
-    notes = {}
+    """Medians and extremes over cells, and the least ratios with intervals; notes name their cells."""
+    figures = {"auto_prefetch_share": mean(row["chosen"] == "prefetch" for row in cells.values())}
+    worst = {"auto_worst_ratio": {cell: auto_ratio(row) for cell, row in cells.items()}}
     for name in dict.fromkeys(name for row in cells.values() for name in contenders(row)):
         of_name = {cell: row for cell, row in cells.items() if name in contenders(row)}
-        speeds = {cell: speedup(row, name) for cell, row in of_name.items()}
+        worst[f"{name}_worst_ratio"] = speeds = {cell: speedup(row, name) for cell, row in of_name.items()}
         figures |= median_figures(f"{name}_speedup", [each.value for each in speeds.values()])
         hidden = [hidden_share(row, name).value for row in of_name.values() if _can_hide(row, name)]
         if hidden:
             figures |= median_figures(f"{name}_hidden_share", hidden)
-        ratios = {cell: auto_ratio(row) for cell, row in of_name.items()} if name == AUTO else speeds
-        worst = min(ratios, key=lambda cell: ratios[cell].value)
-        figures |= ratios[worst].figures(f"{name}_worst_ratio")
-        notes[f"{name}_worst_ratio"] = str(worst)
+    notes = {}
+    for figure, ratios in worst.items():
+        cell = min(ratios, key=lambda each: ratios[each].value)
+        figures |= ratios[cell].figures(figure)
+        notes[figure] = str(cell)
     return figures, notes
 
 

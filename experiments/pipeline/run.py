@@ -9,8 +9,8 @@ that are not timed. Each cell is a row of the result; an interrupted command con
 
 Schedules: `none`, `prefetch` (exact), `waves` (two half batches, exact but for rounding; not with operator
 splitting), `delayed` (rows and dense gradients one step late), `delayed_dense` (dense gradients alone, with
-`train.late_rows=corrected`). Figures of times end in `1gbps`,
-`5gbps`, `25gbps` or `unthrottled`, after `_SHAPE` unless that is `terabyte` and `_4_workers` unless there are
+`train.late_rows=corrected`). `auto` chooses before the rounds. Figures of times end in `1gbps`, `5gbps`,
+`25gbps` or `unthrottled`, after `_SHAPE` unless that is `terabyte` and `_4_workers` unless there are
 2, e.g. `prefetch_speedup_1gbps`, `prefetch_speedup_tiny_4_workers_25gbps`. Each is a median over rounds of
 the value within a round, with `..._low` and `..._high`, its 95 % interval (bootstrap over rounds):
 
@@ -38,6 +38,11 @@ medians over all cells of the cells' values, with the extremes under `..._low` a
 interval of the cell that notes name:
 
 - `SCHEDULE_worst_ratio`: least speed-up of all cells.
+- `auto_worst_ratio`: least throughput of what `auto` chooses in a cell, on its first batches, over the
+  fastest exact schedule (`none`, `prefetch`, `waves`): every other round selects that one and the others
+  compare, and the other way round. Exactly 1 where `auto` chose it.
+
+`auto_prefetch_share` is the share of the cells in which `auto` chose `prefetch`.
 
 `peak_bytes_SCHEDULE`: largest resident set of a worker that trains `terabyte` under this schedule alone, 2
 workers.
@@ -145,7 +150,7 @@ def _measure(
 
 def _time(cell: Cell, effort: Effort, workers: Workers, network: Network) -> Row:
     network.limit(cell.gbit_per_s)
-    row = {**asdict(cell), **workers.ask(do="exchanges")}
+    row = {**asdict(cell), **workers.ask(do="choose"), **workers.ask(do="exchanges")}
     orders, began_s = Random(str(cell)), monotonic()
     rounds: list[Row] = []
     least, most = effort.rounds
@@ -153,7 +158,8 @@ def _time(cell: Cell, effort: Effort, workers: Workers, network: Network) -> Row
     while len(rounds) < least or (len(rounds) < most and monotonic() - began_s < effort.cell_s):
         rounds.append(workers.ask(do="round", order=orders.sample(names, len(names))))
     took_ms = ", ".join(f"{name} {1000 * found['step_s']:.1f}" for name, found in rounds[-1].items())
-    print(f"{cell}: {len(rounds)} rounds, the last in ms a step: {took_ms}", flush=True)
+    chose = f"{len(rounds)} rounds, auto chose {row['chosen']}"
+    print(f"{cell}: {chose}; the last round in ms a step: {took_ms}", flush=True)
     return row | {"rounds": rounds}
 
 

@@ -3,7 +3,6 @@
 from typing import Final
 
 NONE: Final = "none"
-AUTO: Final = "auto"
 SCHEDULES: Final[dict[str, tuple[str, ...]]] = {
     NONE: (),
     "prefetch": ("train.pipeline=prefetch",),

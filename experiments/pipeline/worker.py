@@ -1,5 +1,6 @@
 """Worker of `experiments.pipeline`: makes steps under each schedule, in the order that it is asked for."""
 
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from dlrm.launch.device import Ranks
+from dlrm.pipeline.schedules import Fastest, Prefetch
 from experiments.harness.network import sent_bytes
 from experiments.harness.record import Row
 from experiments.harness.training import Training
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with worker_process_group() as ranks:
         bench = PipelineBench(Shape(**request["shape"]), request["schedules"], ranks)
         answers: dict[str, Callable[..., Row]] = {
+            "choose": bench.choose,
             "exchanges": bench.exchanges,
             "round": bench.round,
             "memory": bench.memory,
@@ -43,12 +46,23 @@ class PipelineBench:
     """A model for each schedule, all with the same initial values; all ranks call all methods."""
 
     def __init__(self, shape: Shape, schedules: Sequence[str], ranks: Ranks) -> None:
-        self._steps, batches = shape.steps, shape.workload.batches(ranks)
-        self._trainings: dict[str, Training] = {}
-        for name in schedules:
-            inputs = shape.workload.inputs(shape.config(SCHEDULES[name]), ranks)
-            self._trainings[name] = Training(inputs, cycle(batches))
-            self._trainings[name].timed_steps(WARM_UP_STEPS)
+        self._shape, self._ranks, self._steps = shape, ranks, shape.steps
+        self._batches = shape.workload.batches(ranks)
+        self._trainings = {name: self._training(SCHEDULES[name]) for name in schedules}
+        for training in self._trainings.values():
+            training.timed_steps(WARM_UP_STEPS)
+
+    def choose(self) -> Row:
+        """The schedule that `auto` chooses at the current speed of the links."""
+        training = self._training(["train.pipeline=auto"])
+        schedule = training.schedule
+        assert isinstance(schedule, Fastest), "there are several workers"
+        while schedule.chosen is None:
+            training.step()
+        chosen = "prefetch" if isinstance(schedule.chosen, Prefetch) else NONE
+        del training, schedule
+        gc.collect()  # the model holds reference cycles
+        return {"chosen": chosen}
 
     def exchanges(self) -> Row:
         """Bytes and collectives of a step without a schedule by kind, and the latency of a collective.
@@ -74,6 +88,10 @@ class PipelineBench:
         for training in self._trainings.values():
             training.timed_steps(self._steps)
         return {"peak_bytes": max(_of_ranks(_peak_bytes()))}
+
+    def _training(self, overrides: Sequence[str]) -> Training:
+        inputs = self._shape.workload.inputs(self._shape.config(overrides), self._ranks)
+        return Training(inputs, cycle(self._batches))
 
     def _turn(self, name: str) -> Row:
         """Seconds, processor time and sent bytes of a step; without a schedule also seconds by exchange.

@@ -31,12 +31,13 @@ def row(cell, steps_s, speeds=(1.0, 2.0, 0.5, 3.0)):
         "bytes": {IDS: 1e6, FORWARD: 2e6},
         "calls": {IDS: 3, FORWARD: 1},
         "latency_s": 1e-3,
+        "chosen": "prefetch",
         "rounds": rounds,
     }
 
 
 def steps_s(**named):
-    return dict.fromkeys(("prefetch", "waves", "delayed", "auto"), 0.1) | named
+    return dict.fromkeys(("prefetch", "waves", "delayed"), 0.1) | named
 
 
 FIRST = Cell(shape="terabyte", workers=2, gbit_per_s=1.0)
@@ -45,8 +46,8 @@ SECOND = Cell(shape="tiny", workers=4, gbit_per_s=None)
 
 def test_figures_are_ratios_within_rounds():
     rows = [
-        row(FIRST, steps_s(prefetch=0.08, waves=0.075, auto=0.08)),
-        row(SECOND, steps_s(prefetch=0.125, auto=0.1)),
+        row(FIRST, steps_s(prefetch=0.08, waves=0.075)),
+        row(SECOND, steps_s(prefetch=0.125)),
     ]
     figures, notes = figures_of(rows)
     for edge in ("", "_low", "_high"):
@@ -58,12 +59,15 @@ def test_figures_are_ratios_within_rounds():
         assert figures[f"waves_hidden_share_1gbps{edge}"] == pytest.approx(1.25)
         assert figures[f"prefetch_hidden_share_tiny_4_workers_unthrottled{edge}"] == pytest.approx(-1.25)
         assert figures[f"prefetch_worst_ratio{edge}"] == pytest.approx(0.8)
-        assert figures[f"auto_worst_ratio{edge}"] == pytest.approx(0.9375)  # waves would be faster
+        assert figures[f"auto_worst_ratio{edge}"] == pytest.approx(0.8)  # it chose prefetch
     assert figures["prefetch_hidden_share"] == pytest.approx(-0.125)
     assert figures["prefetch_hidden_share_low"] == pytest.approx(-1.25)
     assert figures["prefetch_hidden_share_high"] == pytest.approx(1)
     assert notes["prefetch_worst_ratio"] == str(SECOND)
-    assert notes["auto_worst_ratio"] == str(FIRST)
+    assert notes["auto_worst_ratio"] == str(SECOND)
+    assert figures["auto_prefetch_share"] == 1
+    right, _ = figures_of([rows[0], rows[1] | {"chosen": NONE}])
+    assert right["auto_worst_ratio"] == pytest.approx(0.9375)  # waves are faster in the first cell
     assert figures["waves_bytes_ratio_1gbps"] == 1
 
 
@@ -176,5 +180,6 @@ def test_quick_run_fills_every_figure(run_quick):
     assert min(shares) > 0
     assert sum(shares) < 1
     assert figures["prefetch_auc_delta"] == figures["prefetch_auc_delta_ci"] == 0
+    assert figures["auto_prefetch_share"] in {0, 1}
     assert figures["peak_bytes_none"] > 1e8
     assert not own_namespaces()
