@@ -414,7 +414,7 @@ class PartialRecovery:
         except SaveFailedError:  # on all ranks alike
             self._publisher.publish()  # the step is whole: its batch must not count as interrupted
             raise
-        self._publisher.publish()
+        self._publisher.publish(at_once=self._mirror is not None)  # mirrors are of the same step
         if self._mirror is not None:
             epoch = self.checkpointer.ownership.epoch
             self._mirror.step(self.steps_done, epoch, self._publisher.mirrored_state())

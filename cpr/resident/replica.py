@@ -139,7 +139,14 @@ class Replica:
             ValueError: something in the tree cannot be saved; says where.
             NotEnoughMemoryError: there is no room; the previous state still counts.
         """
-        encoded, leaves = encode(tree)
+        self.write_leaves(step, *encode(tree))
+
+    def write_leaves(self, step: int, encoded: Any, leaves: Sequence[Leaf]) -> None:
+        """Copy an encoded state, see `write`.
+
+        Raises:
+            NotEnoughMemoryError: as `write`.
+        """
         number = (self._status.slot + 1) % len(self._slots)
         slot = self._slots[number]
         if slot.forms != [_form(leaf.value) for leaf in leaves]:

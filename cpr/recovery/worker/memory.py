@@ -27,8 +27,9 @@ from cpr.humanize import size_text
 from cpr.processes import Process, launcher_of_this_worker
 from cpr.recovery.run.progress import RunProgress
 from cpr.rendezvous import HeldSegment, WorkerGroup, WorkerInfo
-from cpr.resident.copy_out import CopyOut, ExitHook
+from cpr.resident.copy_out import SETTLE_S, CopyOut, ExitHook
 from cpr.resident.home import LAUNCH_VARIABLE, RUN_ID_VARIABLE, Home, run_key
+from cpr.resident.late_state import LateState
 from cpr.resident.layout import Layout
 from cpr.resident.regions import patiently
 from cpr.resident.segment import Segment
@@ -265,23 +266,33 @@ class Publisher:
         self._copy_out = CopyOut(self._segment, checkpointer.shards, self._seal)
         self._exits = ExitStack()
         self._exits.enter_context(before_updates(model, optimizers, self._note_update))
-        if self._copy_out.num_bytes:
+        on_gpu = any(shard.weights.device.type == "cuda" for shard in checkpointer.shards)
+        self._late = LateState(self._segment.replica, self._note_finished) if on_gpu else None
+        if self._copy_out.num_bytes or on_gpu:
             self._copy_out.reserve()
             self._exits.callback(self._copy_out.close)
             loss = f"{size_text(self._copy_out.num_bytes)} of tables; their rows come from the newest save"
-            self._exits.enter_context(ExitHook(self._copy_out.run, loss))
+            self._exits.enter_context(ExitHook(self._leave, loss))
 
     @property
     def outside(self) -> Sequence[TableShard]:
         """Sharded tables' shards that do not live in shared memory, such as those on a GPU."""
         return self._copy_out.outside
 
-    def publish(self) -> None:
-        """Copy the replicated state into shared memory after a step; it counts at once."""
-        segment, steps_done = self._segment, self._progress.steps_done
-        segment.replica.write(steps_done, live_tree(self._checkpointer))
-        segment.status.step_finished = steps_done
-        segment.status.beat()
+    def publish(self, at_once: bool = True) -> None:
+        """Copy the replicated state into shared memory after a step.
+
+        It counts at once; or, with a GPU, when the next one is published or this worker ends by itself.
+        """
+        steps_done, tree = self._progress.steps_done, live_tree(self._checkpointer)
+        if self._late is not None and not at_once:
+            self._late.give(steps_done, tree)
+        else:
+            if self._late is not None:
+                self._late.forget()
+            self._segment.replica.write(steps_done, tree)
+            self._note_finished(steps_done)
+        self._segment.status.beat()
 
     def mirrored_state(self) -> dict[str, Any]:
         """What a mirror keeps of this worker besides its rows, as of now."""
@@ -308,6 +319,7 @@ class Publisher:
 
     def copy_out(self) -> None:
         """Copy tables that do not live in shared memory, if there are any, at the end of training."""
+        self._settle()
         try:
             self._copy_out.finish()
         except Exception:
@@ -316,6 +328,22 @@ class Publisher:
     def close(self) -> None:
         """Stop watching the model and the stop signal."""
         self._exits.close()
+
+    def _leave(self) -> None:
+        """Complete the memory before a signal ends this worker; called by another thread."""
+        self._settle()
+        self._copy_out.run()
+
+    def _settle(self) -> None:
+        lost = None if self._late is None else self._late.settle(SETTLE_S)
+        if lost is not None:
+            logger.warning(
+                "the GPU does not answer: dense parameters of step %d are lost; those before it count",
+                lost,
+            )
+
+    def _note_finished(self, steps_done: int) -> None:
+        self._segment.status.step_finished = steps_done
 
     def _note_update(self) -> None:
         self._segment.status.update_begun = self._progress.steps_done + 1
