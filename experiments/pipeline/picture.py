@@ -19,6 +19,7 @@ from experiments.splitting.figures import link_name
 LABELS: Final = {
     "prefetch": "prefetch (exact)",
     "waves": "waves (exact but for rounding)",
+    "tick_tock": "waves (tick-tock)",
     "delayed": "delayed (rows and dense gradients)",
     "delayed_dense": "delayed (dense gradients alone)",
 }

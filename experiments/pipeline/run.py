@@ -7,12 +7,13 @@ most 3,000 rows, batch 1024). The command requires root. In each cell the schedu
 turns on the same batches in the same processes, in a new random order every round; a turn begins with steps
 that are not timed. Each cell is a row of the result; an interrupted command continues with the next.
 
-Schedules: `none`, `prefetch` (exact), `waves` (two half batches, exact but for rounding; not with operator
-splitting), `delayed` (rows and dense gradients one step late), `delayed_dense` (dense gradients alone, with
-`train.late_rows=corrected`). `auto` chooses before the rounds. Figures of times end in `1gbps`, `5gbps`,
-`25gbps` or `unthrottled`, after `_SHAPE` unless that is `terabyte` and `_4_workers` unless there are
-2, e.g. `prefetch_speedup_1gbps`, `prefetch_speedup_tiny_4_workers_25gbps`. Each is a median over rounds of
-the value within a round, with `..._low` and `..._high`, its 95 % interval (bootstrap over rounds):
+Schedules: `none`, `prefetch` (exact), `waves` (two half batches, exact but for rounding) and `tick_tock`
+(the same with each gradient used twice), both not with operator splitting, `delayed` (rows and dense
+gradients one step late) and `delayed_dense` (dense gradients alone, with `train.late_rows=corrected`). `auto`
+chooses before the rounds. Figures of times end in `1gbps`, `5gbps`, `25gbps` or `unthrottled`, after `_SHAPE`
+unless that is `terabyte` and `_4_workers` unless there are 2, e.g. `prefetch_speedup_1gbps`,
+`prefetch_speedup_tiny_4_workers_25gbps`. Each is a median over rounds of the value within a round, with
+`..._low` and `..._high`, its 95 % interval (bootstrap over rounds):
 
 - `step_s`: of a step under `none`.
 - `ids_share`, `forward_share`, `backward_share`, `dense_share`: share of such a step that the main thread
@@ -47,10 +48,10 @@ interval of the cell that notes name:
 `peak_bytes_SCHEDULE`: largest resident set of a worker that trains `terabyte` under this schedule alone, 2
 workers.
 
-AUC (`experiments.pipeline.quality`): `prefetch_auc_delta`, `waves_auc_delta`, `delayed_auc_delta`,
-`delayed_dense_auc_delta`, `delayed_spike_auc_delta` and those of the other compensations: AUC minus that
-under `none` after the same batches, mean over seeds, with `..._ci`, half its 95 % interval (Student's t),
-`..._low` and `..._high`, the extremes of the seeds.
+AUC (`experiments.pipeline.quality`): `prefetch_auc_delta`, `waves_auc_delta`, `tick_tock_auc_delta`,
+`delayed_auc_delta`, `delayed_dense_auc_delta`, `delayed_spike_auc_delta` and those of the other
+compensations: AUC minus that under `none` after the same batches, mean over seeds, with `..._ci`, half its
+95 % interval (Student's t), `..._low` and `..._high`, the extremes of the seeds.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,6 +7,7 @@ SCHEDULES: Final[dict[str, tuple[str, ...]]] = {
     NONE: (),
     "prefetch": ("train.pipeline=prefetch",),
     "waves": ("train.pipeline=waves",),
+    "tick_tock": ("train.pipeline=waves", "train.wave_updates=tick_tock"),
     "delayed": ("train.pipeline=delayed",),
     "delayed_dense": ("train.pipeline=delayed", "train.late_rows=corrected"),
 }

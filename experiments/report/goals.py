@@ -155,6 +155,18 @@ GOALS: Final[Sequence[Goal]] = [
     *_goals("mstopk", Sense.AT_LEAST, mstopk_speedup_10m=3, mstopk_speedup_100m=3, mstopk_energy=0.99),
     *_goals("communication", Sense.AT_LEAST, auto_worst_ratio=0.97, wide_1gbps_speedup=1.25),
     *_goals("communication", Sense.NOT_WORSE, "than DDP", auc_delta_auto=PRECISION_MARGIN),
+    *_goals(
+        "pipeline",
+        Sense.AT_LEAST,
+        prefetch_speedup_1gbps=1.2,
+        prefetch_worst_ratio=0.98,
+        prefetch_hidden_share=0.7,
+        waves_speedup_1gbps=1.2,
+        waves_worst_ratio=0.98,
+        waves_hidden_share=0.7,
+        auto_worst_ratio=0.97,
+    ),
+    *_goals("pipeline", Sense.WITHIN, prefetch_auc_delta=0),
 ]
 
 
