@@ -166,7 +166,7 @@ class GradientHook:
         return future
 
     def _exchange(self, problem: Exception | None) -> None:
-        if self.exchange.is_tuned:
+        if not self.exchange.is_settled:
             finish(self._flat.device)  # queued work of a GPU would count as the next step's
         begin_s = time.perf_counter()
         if self._began_s is not None:

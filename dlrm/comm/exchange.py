@@ -61,8 +61,6 @@ class Exchange:
         self._compressor, self._controller = compressor, controller
         self._dense = dense
         self._device, self._group, self._tuner = device, group, tuner
-        self.is_tuned = tuner is not None
-        """Whether a tuner uses step times, so that the device must finish before they are read."""
         self._num_ranks = dist.get_world_size(group)
         rank = dist.get_rank(group)
         self._error_flags = ErrorFlags(rank, device.type == "cuda")
@@ -140,8 +138,8 @@ class Exchange:
         if _is_controlled(self.collective):
             self._controller.observe(seconds)
         self._tally.step(seconds)
-        if self._tuner is not None:  # it alone needs the seconds in each step, which wait for a GPU
-            self._tuner.observe(seconds, self._tally.take_seconds())
+        if self._tuner is not None:  # it alone needs the seconds in each step
+            self._tuner.observe(seconds, self._tally.take_seconds(late=self.is_settled))
 
     @property
     def chosen(self) -> str | None:
@@ -151,7 +149,7 @@ class Exchange:
 
     @property
     def is_settled(self) -> bool:
-        """Whether `auto` has finished its trials; true for other exchanges."""
+        """Whether `auto` has finished its trials, in which the times of steps count; true for others."""
         return self._tuner is None or self._tuner.is_settled
 
     def take_figures(self) -> ExchangeFigures | None:

@@ -63,12 +63,16 @@ class Tally:
         else:
             self._untaken_s += time.perf_counter() - self._began_s
 
-    def take_seconds(self) -> float:
-        """Return the seconds of intervals since the last call; waits for the end of the newest one."""
-        if self._events:
-            self._events[-1][1].synchronize()
-            self._untaken_s += sum(begin.elapsed_time(end) for begin, end in self._events) / 1e3
-            self._events.clear()
+    def take_seconds(self, late: bool = False) -> float:
+        """Return the seconds of intervals since the last call; waits for the end of the newest one.
+
+        If `late`, the newest one of a GPU is left for the next call, and the one before has long ended.
+        """
+        taken = self._events[: len(self._events) - late]
+        if taken:
+            taken[-1][1].synchronize()
+            self._untaken_s += sum(begin.elapsed_time(end) for begin, end in taken) / 1e3
+            del self._events[: len(taken)]
         seconds, self._untaken_s = self._untaken_s, 0.0
         self.waited(seconds)
         return seconds

@@ -16,12 +16,15 @@ STEP = (
     ),
     *(f"dlrm/dense_sync/{name}.py" for name in ("base", "allreduce", "delayed", "p3", "selective")),
     *(f"dlrm/optim/{name}.py" for name in ("build", "delay", "layerwise", "norms")),
+    *("dlrm/comm/controllers/selsync.py", "dlrm/comm/autotune/tuner.py", "dlrm/comm/feedback.py"),
     *("dlrm/comm/late.py", "dlrm/comm/consistency.py", "dlrm/comm/exchange.py", "dlrm/comm/stats.py"),
     *("dlrm/comm/p3/comm_thread.py", "dlrm/comm/p3/scheduler.py"),
     *("dlrm/metrics/click.py", "dlrm/metrics/means.py", "dlrm/metrics/running.py"),
     "dlrm/telemetry/recorder.py",
 )
 READS = {"item", "tolist", "numpy", "cpu", "nonzero", "synchronize", "new_tensor"}
+NUMBERS = {"float", "bool"}
+"""Of a tensor, these wait, too; looked for in folders where they are seldom called with anything else."""
 KNOWN = {
     # once in a run, or once for each order of features
     "dlrm/sharding/pooled.py:_places",
@@ -37,9 +40,16 @@ KNOWN = {
     "dlrm/metrics/click.py:_count_buffer",
     "dlrm/metrics/means.py:compute",
     "dlrm/metrics/running.py:value",
-    "dlrm/comm/stats.py:take_seconds",  # in each step under comm.exchange=auto alone
+    "dlrm/comm/stats.py:take_seconds",  # in each step only while comm.exchange=auto tries exchanges out
     # once for each lookup of a module with dynamic tables, as their decisions are made on the host
     "dlrm/sharding/dynamic/translation.py:_read",
+    # once in 100 steps, in 500 steps, and when replicas are averaged
+    "dlrm/comm/feedback.py:energy",
+    "dlrm/comm/autotune/tuner.py:observe",
+    "dlrm/comm/controllers/selsync.py:_check_size",
+    # of numbers on the host
+    "dlrm/comm/feedback.py:needs_saving",
+    "dlrm/comm/controllers/selsync.py:should_sync",
     # on the CPU alone
     "dlrm/sharding/dynamic/columns.py:__init__",
     "dlrm/sharding/dynamic/translation.py:_translated",
@@ -61,7 +71,11 @@ def waits(path):
     for function in ast.walk(ast.parse((ROOT / path).read_text())):
         if isinstance(function, ast.FunctionDef):
             for call in ast.walk(function):
-                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+                    reads = call.func.id in NUMBERS and not isinstance(call.args[0], ast.Constant)
+                    if reads and path.startswith(("dlrm/comm", "dlrm/dense_sync")):
+                        yield f"{path}:{function.name}"
+                elif isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
                     copies = call.func.attr == "tensor" and any(
                         each.arg == "device" for each in call.keywords
                     )

@@ -13,6 +13,9 @@ would continue with unequal momentum or rates. Shards of tables have one owner a
 A checkpoint holds one set of dense parameters: call `average` before saving and evaluating unless
 `is_joined`. A worker that dies loses its own steps since the last average. The others `average` with its
 replacement, once that has copied a survivor's replica.
+
+On a GPU no step waits for a decision: norm and flag are read a step after they are computed, so that ranks
+average two steps after the one whose gradient has changed. With delta 0 there is nothing to read.
 """
 
 import math
@@ -25,6 +28,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dlrm.comm.controllers.controller import Ewma, SumOverRanks
+from dlrm.comm.late import LateScalars
 
 
 def averaged_state(optimizer: Optimizer) -> list[Tensor]:
@@ -66,6 +70,8 @@ class SelSync:
     ) -> None:
         self._agree, self._delta, self._total = agree, delta, total
         self._energy = Ewma(agree.num_ranks)
+        self._norms: LateScalars[None] | None = None
+        self._flags: LateScalars[None] | None = None
         self.is_joined = True
         """Whether the replicas are equal: no rank has taken a step since they were averaged."""
 
@@ -79,11 +85,16 @@ class SelSync:
         Returns:
             Whether to call `average` after the update, and the sums of the scalars.
         """
-        change = self._relative_change(float(gradient_norm) ** 2)
-        flag = scalars.new_tensor([not change < self._delta])  # true for NaN
+        if self._norms is None or self._flags is None:
+            on_gpu = scalars.device.type == "cuda"
+            self._norms, self._flags = LateScalars(on_gpu), LateScalars(on_gpu)
+        norm = self._norms.give(torch.as_tensor(gradient_norm, dtype=torch.float64).reshape(1), None)
+        change = 0.0 if norm is None else self._relative_change(norm[0][0] ** 2)
+        flag = scalars.new_full((1,), float(not change < self._delta))  # 1 for NaN
         *sums, flags = torch.split(self._total(torch.cat([scalars, flag])), [scalars.numel(), 1])
         self.is_joined = False
-        return bool(flags > 0), sums[0]
+        agreed = self._flags.give(flags, None)
+        return self._delta == 0 or (agreed is not None and agreed[0][0] > 0), sums[0]
 
     def average(self, parameters: Sequence[Tensor], optimizer_state: Sequence[Tensor] = ()) -> None:
         """Replace parameters and optimizer state (see `averaged_state`) by their means over ranks, in place.

@@ -79,14 +79,16 @@ def test_parameters_frozen_before_registering_are_reported_and_later_ones_send_z
         model(torch.ones(1, 2)).sum().backward()
 
 
-def test_the_device_is_synchronized_before_step_times_are_read_by_a_tuner(world_of_one, monkeypatch):
+def test_the_device_is_synchronized_before_step_times_are_read_while_exchanges_are_tried(
+    world_of_one, monkeypatch
+):
     events, now_s = [], iter([1.0, 3.5, 7.0])
     monkeypatch.setattr(module, "finish", lambda device: events.append(device.type))
     monkeypatch.setattr(module.time, "perf_counter", lambda: events.append("time") or next(now_s))
     model = DistributedDataParallel(nn.Linear(2, 2))
     hook = register(model, CommConfig(exchange="ring"))
-    for is_tuned in (False, True, True):
-        monkeypatch.setattr(hook.exchange, "is_tuned", is_tuned)
+    for is_settled in (True, False, False):
+        monkeypatch.setattr(type(hook.exchange), "is_settled", is_settled)
         monkeypatch.setattr(hook.exchange, "combine", lambda flat, **_: (flat, None))
         monkeypatch.setattr(hook.exchange, "observe", events.append)
         gradients(model, torch.ones(1, 2))

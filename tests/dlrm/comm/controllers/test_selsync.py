@@ -2,12 +2,15 @@
 
 import math
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch.optim import SGD, Adagrad, Adam
 
+from dlrm.comm.controllers import selsync
 from dlrm.comm.controllers.selsync import SelSync, averaged_state
+from dlrm.comm.late import LateScalars
 from tests.dlrm.comm.controllers.groups import Alone, together
 
 RANKS, STEPS, DIM = 3, 20, 5
@@ -128,6 +131,21 @@ def test_significance_is_the_relative_change_of_the_smoothed_energy():
 )
 def test_nan_is_significant_and_zeros_are_not(norms, said):
     assert decisions_of(alone(delta=0.3), map(torch.tensor, norms)) == said
+
+
+def test_on_a_gpu_ranks_average_two_steps_later_and_with_delta_0_in_each_step(monkeypatch):
+    """With stand-ins for the events of a GPU."""
+    monkeypatch.setattr(selsync, "LateScalars", lambda on_gpu: LateScalars(on_gpu=True))
+    monkeypatch.setattr(torch.cuda, "Event", Mock)
+    norms = [1.0, 1.0, 30.0, 30.0, 30.0, 1.0, 1.0]
+    late = decisions_of(alone(delta=0.5), norms)
+    monkeypatch.undo()
+    at_once = decisions_of(alone(delta=0.5), norms)
+    assert True in at_once
+    assert late == [False, False, *at_once[:-2]]
+    monkeypatch.setattr(selsync, "LateScalars", lambda on_gpu: LateScalars(on_gpu=True))
+    monkeypatch.setattr(torch.cuda, "Event", Mock)
+    assert decisions_of(alone(delta=0), norms) == [True] * len(norms)
 
 
 def test_unequally_many_values_are_refused_on_all_ranks():
