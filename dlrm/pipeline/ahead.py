@@ -36,6 +36,8 @@ class Flight:
     """An awaitable of an awaitable of the ids, then an awaitable of them, then the ids."""
     waits: int = 2
     """How often `ids` must be awaited."""
+    stream: torch.cuda.Stream | None = None
+    """That the ids travel on; None on the CPU."""
     sent: dict[int, Any] = field(default_factory=dict)
     """Awaitables of embeddings that travel, by number of the sharding type in the collection."""
     reads: dict[int, Reads] = field(default_factory=dict)
@@ -43,9 +45,22 @@ class Flight:
 
     def advance(self, waits: int = 0) -> Any:
         """Wait for the exchange of ids until it needs only so many waits more; starts its next part."""
-        while self.waits > waits:
-            self.ids, self.waits = self.ids.wait(), self.waits - 1
+        with torch.cuda.stream(self.stream):  # where waiting does not wait for the computation
+            while self.waits > waits:
+                self.ids, self.waits = self.ids.wait(), self.waits - 1
         return self.ids
+
+    def take(self) -> Any:
+        """The ids, for use on the current stream."""
+        ids = self.advance()
+        if self.stream is not None:
+            current = torch.cuda.current_stream()
+            current.wait_stream(self.stream)
+            ids.record_stream(
+                current
+            )  # their memory is that of the other stream, which must not reuse it early
+            self.context.record_stream(current)
+        return ids
 
 
 class Ahead:
@@ -76,19 +91,21 @@ class Ahead:
         """Whether some embeddings can be looked up and sent early."""
         return bool(self._lookups)
 
-    def start(self, sparse: KeyedJaggedTensor) -> Flight:
-        """Start to send the ids of a batch."""
+    def start(self, sparse: KeyedJaggedTensor, stream: torch.cuda.Stream | None = None) -> Flight:
+        """Start to send the ids of a batch, which are ready on `stream`; None on the CPU."""
         self._starting = True
         try:
-            flight: Flight = self._module(sparse)  # so that its hooks see the batch
+            with torch.cuda.stream(stream):
+                flight: Flight = self._module(sparse)  # so that its hooks see the batch
         finally:
             self._starting = False
+        flight.stream = stream
         return flight
 
     def look_up(self, flight: Flight, trained: Flight | None = None) -> None:
         """Look up and send embeddings of a batch, before rows that the batch `trained` reads change."""
         module: Any = self._module
-        ids = flight.advance()
+        ids = flight.take()
         for number, lookup in self._lookups.items():
             context = flight.context.sharding_contexts[number]
             local = module._lookups[number](ids[number])
@@ -109,7 +126,7 @@ class Ahead:
         The rows are updated once, when all parts' gradients are there.
         """
         module: Any = self._module
-        ids, contexts = flight.advance(), flight.context.sharding_contexts
+        ids, contexts = flight.take(), flight.context.sharding_contexts
         sizes = [part.stride() for part in parts]
         found = [Flight(part, replace(flight.context, sharding_contexts=[]), ids, waits=0) for part in parts]
         for number, (lookup, context) in enumerate(zip(module._lookups, contexts, strict=True)):
@@ -139,7 +156,7 @@ class Ahead:
         flight, self._ready = self._ready, None
         if flight is None or self._asked is not flight.sparse:
             return self._forward(*arguments)
-        ids = flight.advance()
+        ids = flight.take()
         if isinstance(self._module, ShardedHead):
             flight.context.dense = arguments[1:]
         if not flight.sent:

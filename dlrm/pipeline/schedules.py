@@ -92,6 +92,8 @@ class WorkingAhead:
         """Of the batches that are worked ahead on, the next one first: what each collection has done."""
         self._batches: list[Batch] = []
         self._batches_ahead = batches_ahead
+        self._stream: torch.cuda.Stream | None = None
+        """That ids travel on; None on the CPU, where they travel in gloo's threads."""
 
     def step(self, batch: Batch, upcoming: Upcoming) -> Passed:
         """See `Schedule.step`."""
@@ -102,9 +104,10 @@ class WorkingAhead:
             self._start(batch)
         self._batches.pop(0)
         flights = self.flights.pop(0)
-        later = upcoming(self._batches_ahead)
+        with torch.cuda.stream(self._stream):  # which then waits until the batches are on the GPU
+            later = upcoming(self._batches_ahead)
         for each in later[len(self._batches) :]:
-            self._start(each)
+            self._start(each, self._stream)
         return self.passes(batch, flights)
 
     def passes(self, batch: Batch, flights: Sequence[Flight]) -> Passed:
@@ -132,12 +135,14 @@ class WorkingAhead:
 
         modules = called_with_batch(self.model, call, batch.sparse)
         self.ahead = [Ahead(module) for module in modules]
+        if batch.labels.is_cuda:
+            self._stream = torch.cuda.Stream(batch.labels.device)  # type: ignore[no-untyped-call]
         passed[0].loss.backward()  # type: ignore[no-untyped-call]
         return passed[0]
 
-    def _start(self, batch: Batch) -> None:
+    def _start(self, batch: Batch, stream: torch.cuda.Stream | None = None) -> None:
         self._batches.append(batch)
-        self.flights.append([ahead.start(batch.sparse) for ahead in self.ahead or ()])
+        self.flights.append([ahead.start(batch.sparse, stream) for ahead in self.ahead or ()])
 
     def _forget(self) -> None:
         self._batches.clear()
