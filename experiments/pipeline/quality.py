@@ -51,7 +51,7 @@ class Effort:
     contenders: tuple[str, ...] = tuple(SCHEDULES)
 
 
-FULL: Final = Effort(seeds=(0, 1, 2, 3, 4), max_steps=500)
+FULL: Final = Effort(seeds=(0, 1, 2, 3, 4), max_steps=400)
 QUICK: Final = Effort(seeds=(0, 1), max_steps=4, contenders=(NONE, "prefetch"))
 
 

@@ -97,8 +97,8 @@ FULL: Final = Effort(
     shapes=SHAPES,
     workers=(2, 4),
     links_gbit_per_s=(1.0, 5.0, 25.0, None),
-    rounds=(8, 24),
-    cell_s=35.0,
+    rounds=(7, 24),
+    cell_s=24.0,
     peaks=tuple(SCHEDULES),
     quality=quality.FULL,
 )

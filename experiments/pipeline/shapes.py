@@ -57,7 +57,7 @@ class Shape:
 
 
 SHAPES: Final = {
-    "terabyte": Shape(recipe="terabyte", max_rows=100_000, global_batch_size=2048, steps=6),
+    "terabyte": Shape(recipe="terabyte", max_rows=100_000, global_batch_size=2048, steps=4),
     "tiny": Shape(recipe="tiny"),
     "dcnv2": Shape(recipe="dcnv2"),
     "deepfm": Shape(recipe="deepfm", strategy="des", without=("waves", "tick_tock")),
