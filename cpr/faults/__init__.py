@@ -1,10 +1,10 @@
 """Failure injection by rank, step, time, rate and seed; off by default.
 
-A `Plan` has schedules (`AtStep`, `AtTime`, `AtRate`, `Trace`) of kinds (`Raise`, `KillWorker`, `KillAgent`,
-`LoseNode`, `PauseNode`, `Partition`, `Hang`, `Slow`, `DamageFile`, `StorageError`, `StorageDelay`,
-`StorageOutage`). Two drivers inject them: an `Injector` in each worker, and a `Killer` outside of the run for
-what a worker cannot do to itself. Both act only on the run's own processes (and on links between nodes that
-the user gives them), log a warning before each failure, and keep a record of it.
+A `Plan` has schedules (`AtStep`, `AtTime`, `AtRate`, `Trace`) of kinds (`Raise`, `Abort`, `KillWorker`,
+`KillAgent`, `LoseNode`, `PauseNode`, `Partition`, `Hang`, `Slow`, `DamageFile`, `StorageError`,
+`StorageDelay`, `StorageOutage`). Two drivers inject them: an `Injector` in each worker, and a `Killer`
+outside of the run for what a worker cannot do to itself. Both act only on the run's own processes (and on
+links between nodes that the user gives them), log a warning before each failure, and keep a record of it.
 
 From inside, CPR_FAULTS names a JSON file (`cpr.faults.injector`; README has an example).
 From outside, a failure about once a minute until the run ends, the same for the same seed:
@@ -22,6 +22,7 @@ For failures from both drivers at once, give each a plan of its own.
 from cpr.faults.injector import Injector, Plan
 from cpr.faults.killer import Deed, Killer
 from cpr.faults.kinds import (
+    Abort,
     DamageFile,
     Hang,
     InjectedError,
@@ -42,6 +43,7 @@ from cpr.faults.storages import FaultyStorage
 from cpr.faults.strikes import NetworkLink, Node
 
 __all__ = [
+    "Abort",
     "AtRate",
     "AtStep",
     "AtTime",

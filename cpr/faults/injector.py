@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from cpr.faults.damage import damage_newest_save
 from cpr.faults.injection_record import InjectionRecord
 from cpr.faults.kinds import (
+    Abort,
     Damage,
     DamageFile,
     Hang,
@@ -308,6 +309,8 @@ class Injector:
         match event.kind:
             case Raise(message=message):
                 raise InjectedError(message)
+            case Abort():
+                os.abort()
             case KillWorker(wipe=wipe):
                 if wipe:
                     assert self._memory is not None

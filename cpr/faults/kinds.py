@@ -76,6 +76,15 @@ class Raise(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Abort(Kind):
+    """An abort (SIGABRT) of a worker, as by PyTorch's watchdog of NCCL after a failed collective."""
+
+    name = "abort"
+    text = "an abort of {target}"
+    inside = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class KillWorker(Kind):
     """`kill -9` of one worker's process."""
 

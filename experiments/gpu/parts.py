@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from cpr.faults.injector import ENVIRONMENT as FAULTS
 from cpr.faults.injector import Plan
-from cpr.faults.kinds import KillWorker, Kind, Raise
+from cpr.faults.kinds import Abort, KillWorker, Kind, Raise
 from cpr.faults.schedules import AtStep
 from experiments.gpu.worker import TORCHREC, logged_losses
 from experiments.harness.launch import measure_under_torchrun, running, torchrun_command
@@ -25,6 +25,8 @@ WORKER: Final = "experiments.gpu.worker"
 THREADS: Final = 2
 OURS: Final = ("none", "prefetch")
 """This trainer, by its `train.pipeline`."""
+STORED: Final = ("kind", "step", "save_step", "bytes_read", "seconds")
+"""What is stored of a recovery's report."""
 MOST_LOSS_ERROR: Final = 0.01
 """Largest relative difference between losses on two devices that may come from rounding."""
 
@@ -113,12 +115,13 @@ def kill(check: Check, deadline: Deadline) -> Row:
 
 
 def copy_out(check: Check, deadline: Deadline) -> Row:
-    """`tiny` fails by an exception: its tables are copied to shared memory, and nothing is lost."""
-    row = _recovered(check, deadline, Raise())
-    if row["kind"] != "process":
+    """`tiny` fails by an exception and by an abort: its tables are copied out, and nothing is lost."""
+    row = _recovered(check, deadline, Raise(), Abort())
+    kinds = [recovery["kind"] for recovery in row["recoveries"]]
+    if kinds != ["process", "process"]:
         raise RuntimeError(
-            "the worker that failed by an exception was to leave its tables in shared memory, and the "
-            f"recovery was of the kind {row['kind']}"
+            "a worker that fails by an exception, or by an abort, was to leave its tables in shared memory, "
+            f"and the recoveries were of the kinds {' and '.join(kinds)}"
         )
     return row
 
@@ -126,38 +129,44 @@ def copy_out(check: Check, deadline: Deadline) -> Row:
 PARTS: Final[Mapping[str, Part]] = {
     "tiny": Part(90, tiny),
     "terabyte": Part(90, terabyte),
-    "speed": Part(170, speed),
+    "speed": Part(160, speed),
     "kill": Part(65, kill),
-    "copy_out": Part(65, copy_out),
+    "copy_out": Part(75, copy_out),
 }
 """By name; their limits add up to eight minutes."""
 
 
-def _recovered(check: Check, deadline: Deadline, failure: Kind) -> Row:
-    """Train `tiny` with saves through a failure in half of its steps; returns what its report says.
+def _recovered(check: Check, deadline: Deadline, *failures: Kind) -> Row:
+    """Train `tiny` with saves through failures, evenly spaced; returns what its report says.
 
     Raises:
-        RuntimeError: there was not exactly one recovery, or training did not come to its end.
+        RuntimeError: there was not one recovery for each, or training did not come to its end.
     """
+    every = check.tiny_steps // (len(failures) + 1)
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
         plan = Path(scratch) / "faults.json"
-        strike = AtStep(step=check.tiny_steps // 2 + 1, kind=failure, target=0)
-        plan.write_text(json.dumps(Plan(schedules=(strike,)).to_json()))
+        strikes = [
+            AtStep(step=every * number + 1, kind=kind, target=0) for number, kind in enumerate(failures, 1)
+        ]
+        plan.write_text(json.dumps(Plan(schedules=tuple(strikes)).to_json()))
         settings = {"train.device": check.device, "checkpoint.every_steps": max(1, check.tiny_steps // 8)}
         folder = _train_tiny(
-            check, deadline, Path(scratch) / "runs", settings, restarts=1, environment={FAULTS: str(plan)}
+            check,
+            deadline,
+            Path(scratch) / "runs",
+            settings,
+            restarts=len(failures),
+            environment={FAULTS: str(plan)},
         )
         report = json.loads((folder / "report.json").read_text())
     recoveries = report["failures"]["recoveries"]
-    if report["steps"] != check.tiny_steps or len(recoveries) != 1:
+    if report["steps"] != check.tiny_steps or len(recoveries) != len(failures):
         raise RuntimeError(
-            f"the run was to do {check.tiny_steps} steps with one recovery; it did {report['steps']} with "
-            f"{len(recoveries)}"
+            f"the run was to do {check.tiny_steps} steps with {len(failures)} recoveries; it did "
+            f"{report['steps']} with {len(recoveries)}"
         )
-    (recovery,) = recoveries
-    seconds = sum(recovery["seconds"].values())
-    kept = {name: recovery[name] for name in ("kind", "step", "save_step", "bytes_read")}
-    return kept | {"seconds": seconds, "pls": report["failures"]["pls"], "auc": report["metrics"]["auc"]}
+    kept = [{name: each[name] for name in STORED} for each in recoveries]
+    return {"recoveries": kept, "pls": report["failures"]["pls"], "auc": report["metrics"]["auc"]}
 
 
 def _train_tiny(

@@ -9,7 +9,8 @@ same. `--part` runs one of them alone and stores its result in `runs/quick`.
 - `speed`: `terabyte` in mixed precision with `train.pipeline=none` and `prefetch`, and TorchRec's DLRM under
   TrainPipelineSparseDist, in turns.
 - `kill`: `tiny` saves, its worker is killed with -9 and restarted, and training ends as if it had not been.
-- `copy_out`: the same with an exception, after which the GPU's tables are found in shared memory.
+- `copy_out`: the same with an exception and an abort, as by NCCL's watchdog, after which the GPU's tables are
+  found in shared memory.
 
 Figures:
 
@@ -41,7 +42,7 @@ from experiments.harness.workload import Workload
 QUICK: Final = Check(
     workload=Workload(rows=2000, global_batch_size=256, warm_up_steps=3, steps=5),
     compared_steps=4,
-    tiny_steps=16,
+    tiny_steps=18,
     rounds=1,
     quick=True,
 )

@@ -21,6 +21,7 @@ STEP = (
     *("dlrm/comm/p3/comm_thread.py", "dlrm/comm/p3/scheduler.py"),
     *("dlrm/metrics/click.py", "dlrm/metrics/means.py", "dlrm/metrics/running.py"),
     "dlrm/telemetry/recorder.py",
+    *("cpr/session.py", "cpr/recovery/worker/memory.py", "cpr/resident/late_state.py"),
 )
 READS = {"item", "tolist", "numpy", "cpu", "nonzero", "synchronize", "new_tensor"}
 NUMBERS = {"float", "bool"}
@@ -54,7 +55,11 @@ KNOWN = {
     "dlrm/sharding/dynamic/columns.py:__init__",
     "dlrm/sharding/dynamic/translation.py:_translated",
     "dlrm/sharding/bounds.py:_is_within",
+    # in a recovery
+    "cpr/recovery/worker/memory.py:share_tree",
+    "cpr/recovery/worker/memory.py:counters_in",
     # for the step before
+    "cpr/resident/late_state.py:give",
     "dlrm/comm/late.py:give",
     "dlrm/comm/late.py:take",
     "dlrm/comm/consistency.py:read",

@@ -62,7 +62,7 @@ def at_step(**fields):
         ({}, "choose one of at_step, at_time, at_rate, trace"),
         ([], "choose one of at_step"),
         ({"schedule": "at_step", "step": 3}, r"schedules\[0\] lacks 'kind'"),
-        (at_step(kind="burn"), "'burn' is no kind of failure; the kinds are raise, kill_worker"),
+        (at_step(kind="burn"), "'burn' is no kind of failure; the kinds are raise, abort, kill_worker"),
         (at_step(kind=7), "7 is no kind of failure"),
         (at_step(step=3.5), r"schedules\[0\].step is 3.5, not a whole number"),
         (at_step(step=None), "give one of the two"),
