@@ -584,9 +584,10 @@ class TrainConfig:
     delay_steps: int = 1
     """`delayed`: steps by which gradients are late, 1 or 0 (plain training). The first step updates nothing
     that is late, and the gradient of the last one is saved with the state, and applied when it is resumed."""
-    late_rows: Literal["stale", "corrected"] = "stale"
-    """`delayed`: embeddings without the last update of their rows (`stale`), or `corrected` as in
-    `prefetch`, so that only dense gradients are late."""
+    late_rows: Literal["stale", "predicted", "corrected"] = "stale"
+    """`delayed`: embeddings without the last update of their rows (`stale`); or of `predicted` rows, which
+    that update changes as the one before it did; or `corrected` as in `prefetch`, so that only dense
+    gradients are late."""
     compensation: CompensationName = "none"
     """`delayed`: mitigation of late gradients for `dense.optimizer=sgd` with `dense.momentum` (arXiv
     2003.11666). `spike` compensation applies at once what a gradient has missed; prediction of the weights at

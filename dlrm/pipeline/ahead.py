@@ -9,7 +9,7 @@ called with anything else, as in evaluation, the collection works as usual.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -21,8 +21,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards.row_columns import row_columns
 from dlrm.pipeline.corrections import NOTHING, Columns, Correction
+from dlrm.pipeline.predictions import predicted_change
 from dlrm.sharding.host_lookup import HostLookup, Reads
 from dlrm.sharding.splitting.sharded import ShardedHead
+
+LateRows = Literal["corrected", "stale", "predicted"]
 
 
 @dataclass
@@ -68,10 +71,12 @@ class Ahead:
 
     Args:
         module: any of TorchRec's sharded modules; its `forward` is replaced.
+        late_rows: embeddings that were looked up before the last update are `corrected`; or they are `stale`,
+            or of `predicted` rows.
     """
 
-    def __init__(self, module: ShardedModule[Any, Any, Any, Any]) -> None:
-        self._module, self._forward = module, module.forward
+    def __init__(self, module: ShardedModule[Any, Any, Any, Any], late_rows: LateRows) -> None:
+        self._module, self._forward, self._late_rows = module, module.forward, late_rows
         self._lookups: dict[int, HostLookup | None] = {}
         self._columns: dict[int, Columns] = {}
         if isinstance(module, ShardedEmbeddingBagCollection):
@@ -80,6 +85,9 @@ class Ahead:
                     self._lookups[number], self._columns[number] = _host_lookup(module, number), columns
             for exchange in module._output_dists:
                 exchange.forward = partial(_exchange, exchange.forward)
+        for lookup in self._lookups.values():
+            if lookup is not None and late_rows == "predicted":
+                lookup.keeps_change = True
         self._starting = False
         self._ready: Flight | None = None
         self._asked: Any = None
@@ -103,16 +111,22 @@ class Ahead:
         return flight
 
     def look_up(self, flight: Flight, trained: Flight | None = None) -> None:
-        """Look up and send embeddings of a batch, before rows that the batch `trained` reads change."""
+        """Look up and send embeddings of a batch, before rows that the batch `trained` reads change.
+
+        None trains meanwhile: no rows will change.
+        """
         module: Any = self._module
         ids = flight.take()
         for number, lookup in self._lookups.items():
             context = flight.context.sharding_contexts[number]
             local = module._lookups[number](ids[number])
-            awaitable = module._output_dists[number](local, context)
             reads = NOTHING if lookup is None or lookup.newest is None else lookup.newest
             flight.reads[number] = reads
-            if trained is not None:
+            if trained is not None and lookup is not None and self._late_rows == "predicted":
+                change = predicted_change(lookup, trained.reads[number], reads)
+                local = local if change is None else local + change
+            awaitable = module._output_dists[number](local, context)
+            if trained is not None and self._late_rows == "corrected":
                 sizes, columns = context.batch_size_per_rank, self._columns[number]
                 before = trained.reads[number]
                 correction = Correction(lookup, before, reads, columns, sizes, local.dtype)

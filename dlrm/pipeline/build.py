@@ -22,5 +22,4 @@ def make_schedule(config: TrainConfig, model: nn.Module) -> Schedule:
         return Plain(model)
     if config.pipeline == "auto":
         return Fastest(model)
-    is_stale = config.pipeline == "delayed" and config.delay_steps > 0 and config.late_rows == "stale"
-    return Prefetch(model, corrected=not is_stale)
+    return Prefetch(model, config.late_rows if config.is_late else "corrected")

@@ -15,7 +15,7 @@ from torchrec.distributed.types import ShardedModule
 
 from data.batch import Batch
 from dlrm.models.contract import Objective, objective_of
-from dlrm.pipeline.ahead import Ahead, Flight, called_with_batch
+from dlrm.pipeline.ahead import Ahead, Flight, LateRows, called_with_batch
 from dlrm.pipeline.halves import half_sizes, parts_of
 
 TURNS: Final = 5
@@ -82,16 +82,17 @@ class WorkingAhead:
     Args:
         model: a `DistributedModelParallel`.
         batches_ahead: on which to work ahead.
+        late_rows: as for `Ahead`.
     """
 
-    def __init__(self, model: nn.Module, batches_ahead: int) -> None:
+    def __init__(self, model: nn.Module, batches_ahead: int, late_rows: LateRows = "corrected") -> None:
         self.model, self.objective = model, objective_of(model)
         self.ahead: list[Ahead] | None = None
         """The collections that work ahead; None: before the first batch."""
         self.flights: list[list[Flight]] = []
         """Of the batches that are worked ahead on, the next one first: what each collection has done."""
         self._batches: list[Batch] = []
-        self._batches_ahead = batches_ahead
+        self._batches_ahead, self._late_rows = batches_ahead, late_rows
         self._stream: torch.cuda.Stream | None = None
         """That ids travel on; None on the CPU, where they travel in gloo's threads."""
 
@@ -134,7 +135,7 @@ class WorkingAhead:
             passed.append(self.forward(batch))
 
         modules = called_with_batch(self.model, call, batch.sparse)
-        self.ahead = [Ahead(module) for module in modules]
+        self.ahead = [Ahead(module, self._late_rows) for module in modules]
         if batch.labels.is_cuda:
             self._stream = torch.cuda.Stream(batch.labels.device)  # type: ignore[no-untyped-call]
         passed[0].loss.backward()  # type: ignore[no-untyped-call]
@@ -152,17 +153,15 @@ class WorkingAhead:
 class Prefetch(WorkingAhead):
     """`prefetch`: the next batch's embeddings, and the ids of the one after, travel during the computation.
 
-    The results are those of `Plain` to the last bit.
+    The results are those of `Plain` to the last bit if rows are `corrected`.
 
     Args:
         model: a `DistributedModelParallel`.
-        corrected: make embeddings exact that were looked up before the last update. Otherwise their rows are
-            one update late.
+        late_rows: as for `Ahead`.
     """
 
-    def __init__(self, model: nn.Module, corrected: bool = True) -> None:
-        super().__init__(model, batches_ahead=2)
-        self._corrected = corrected
+    def __init__(self, model: nn.Module, late_rows: LateRows = "corrected") -> None:
+        super().__init__(model, batches_ahead=2, late_rows=late_rows)
 
     def passes(self, batch: Batch, flights: Sequence[Flight]) -> Passed:
         """See `WorkingAhead.passes`."""
@@ -171,7 +170,7 @@ class Prefetch(WorkingAhead):
             if not flight.sent:
                 ahead.look_up(flight)
         for ahead, flight, before in zip(self.ahead or (), following, flights, strict=False):
-            ahead.look_up(flight, before if self._corrected else None)
+            ahead.look_up(flight, before)
         passed = self.call_with(batch, flights)
         for each in self.flights:
             for flight in each:

@@ -58,7 +58,7 @@ class TickTock(Prefetch):
 
     def __init__(self, model: nn.Module) -> None:
         refuse_other_exchanges(model)
-        super().__init__(model, corrected=False)
+        super().__init__(model, late_rows="stale")
         replicas = Replicas.of(model)
         self._inner = get_unwrapped_module(model)
         self._second: dict[str, Tensor] = dict(zip(replicas.first, replicas.second, strict=True))

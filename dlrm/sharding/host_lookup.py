@@ -147,6 +147,10 @@ class HostLookup:
         self._anchor = torch.zeros((), requires_grad=True)
         self.newest: Reads | None = None
         """What the newest lookup reads; None: there was none."""
+        self.keeps_change = False
+        """Whether each update sets `last_change`."""
+        self.last_change: tuple[Tensor, Tensor] | None = None
+        """Rows of the last update, int64 `[n]`, ascending, and what they were before, fp32 `[n, dim]`."""
 
     @staticmethod
     def suits(tbe: nn.Module) -> bool:
@@ -205,7 +209,10 @@ class HostLookup:
             grad_rows, factors = grad_rows.to(torch.float32), factors[permutation]
         sources = sources.to(rows.dtype)
         grads = embedding_bag(sources, grad_rows, starts, mode="sum", per_sample_weights=factors)
-        self._update(self._tbe, unique.to(torch.int64), grads.to(torch.float32))
+        unique = unique.to(torch.int64)
+        if self.keeps_change:
+            self.last_change = unique, self.weights.view(-1, self.bags.dim)[unique]
+        self._update(self._tbe, unique, grads.to(torch.float32))
 
 
 class ReplicatedLookup:

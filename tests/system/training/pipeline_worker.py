@@ -71,7 +71,7 @@ def check_prefetch():
         assert [each.is_early for each in schedule.ahead] == are_early, case
         for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
             assert torch.equal(one, other), (case, number, (one - other).abs().max())
-    found, _ = train(next(iter(PREFETCHED)), lambda model: Prefetch(model, corrected=False))
+    found, _ = train(next(iter(PREFETCHED)), lambda model: Prefetch(model, late_rows="stale"))
     wanted, _ = train(next(iter(PREFETCHED)), Plain)
     assert not all(map(torch.equal, wanted, found)), "the batches share rows: corrections must matter"
 
@@ -115,8 +115,10 @@ class Simulator:
         dist.all_gather_object(pieces, exact.pieces_of(model))
         tables = exact.put_together(chain(*pieces))
         self.plain = PlainDLRM(model.module, tables)
-        self.before = tables
-        """Tables without their last update."""
+        self.before, self.older = dict(tables), dict(tables)
+        """Tables without their last update, and without the last two."""
+        self.predicts, self.read_before = False, {}
+        """Whether rows are predicted, and by table those that the batch before reads."""
 
     @property
     def tables(self):
@@ -132,6 +134,10 @@ class Simulator:
         for name, bag in self.plain.bags.items():
             if is_late and name not in FRESH:
                 bag.weight.data.copy_(self.before[name])
+                if self.predicts:
+                    again = self.read_before[name].unique()
+                    bag.weight.data[again] += self.before[name][again] - self.older[name][again]
+        self.read_before = {name: samples[1][name].values() for name in now}
         self.plain.zero_grad()
         dense, sparse, labels = samples
         (share * binary_cross_entropy_with_logits(self.plain(dense, sparse), labels)).backward()
@@ -141,6 +147,7 @@ class Simulator:
         return of_tables, [each.grad.clone() for each in self.dense]
 
     def update_tables(self, gradients, names):
+        self.older |= {name: self.before[name] for name in names}
         self.before |= {name: self.tables[name] for name in names}
         for name in names:
             self.plain.bags[name].weight.data.sub_(LATE.rate * gradients[name])
@@ -187,10 +194,11 @@ def train_late(train_config, step_of_simulator):
     return replicas
 
 
-def check_delayed():
+def check_delayed(late_rows):
     pending = []
 
     def step(simulator, number, batch):
+        simulator.predicts = late_rows == "predicted"
         # the first batch shows what can work ahead, and the second one is the first to be announced
         of_tables, of_dense = simulator.gradients(samples_of_all(batch), is_late=number > 1)
         simulator.update_tables(of_tables, list(of_tables))
@@ -199,7 +207,7 @@ def check_delayed():
             for parameter, gradient in zip(simulator.dense, pending.pop(0), strict=True):
                 parameter.data.sub_(RATE * gradient)
 
-    train_late(TrainConfig(precision="fp32", pipeline="delayed"), step).join()
+    train_late(TrainConfig(precision="fp32", pipeline="delayed", late_rows=late_rows), step).join()
 
 
 def check_tick_tock():

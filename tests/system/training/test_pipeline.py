@@ -1,5 +1,7 @@
 """Schedules on several ranks train what their rule says."""
 
+from functools import partial
+
 import pytest
 
 from tests.system.ranks import in_group
@@ -23,5 +25,6 @@ def test_two_halves_are_one_batch(start_ranks):
 @pytest.mark.system
 @pytest.mark.timeout(120)
 def test_late_gradients_and_rows_are_those_of_a_simulator(start_ranks):
-    ranks = start_ranks(in_group, worker.check_delayed, worker.check_tick_tock, world_size=2)
+    delayed = [partial(worker.check_delayed, late_rows) for late_rows in ("stale", "predicted")]
+    ranks = start_ranks(in_group, *delayed, worker.check_tick_tock, world_size=2)
     ranks.wait(timeout_s=100)
