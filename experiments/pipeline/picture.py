@@ -34,13 +34,14 @@ def draw(result: Row, folder: Path) -> None:
     grid = figure.add_gridspec(3, len(layouts), height_ratios=[1.2, 1, 0.8])
     speeds = [figure.add_subplot(grid[0, column]) for column in range(len(layouts))]
     parts = [figure.add_subplot(grid[1, column]) for column in range(len(layouts))]
+    for panels in (speeds, parts):
+        for axes in panels[1:]:
+            axes.sharey(panels[0])
     for place, layout in enumerate(layouts):
         rows = {cell: row for cell, row in cells.items() if (cell.shape, cell.workers) == layout}
         _draw_speed(speeds[place], rows)
         _draw_parts(parts[place], rows)
         speeds[place].set_title(f"{layout[0]}, {layout[1]} workers", fontsize=10)
-        speeds[place].sharey(speeds[0])
-        parts[place].sharey(parts[0])
     speeds[0].set_ylabel("throughput over `none`\n(bars: 95 % interval)")
     parts[0].set_ylabel("% of a step under `none`")
     speeds[0].legend(fontsize=8)
