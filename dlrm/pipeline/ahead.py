@@ -46,6 +46,11 @@ class Flight:
     reads: dict[int, Reads] = field(default_factory=dict)
     corrections: dict[int, Correction] = field(default_factory=dict)
 
+    def forget_lookups(self) -> None:
+        """Forget embeddings that were looked up, which will be looked up again; not the ids."""
+        for each in (self.sent, self.reads, self.corrections):
+            each.clear()
+
     def advance(self, waits: int = 0) -> Any:
         """Wait for the exchange of ids until it needs only so many waits more; starts its next part."""
         with torch.cuda.stream(self.stream):  # where waiting does not wait for the computation
@@ -90,6 +95,8 @@ class Ahead:
                 lookup.keeps_change = True
         self._starting = False
         self._ready: Flight | None = None
+        self.trains_others = False
+        """Whether the model has called the collection, to train it, with something else than was given."""
         self._asked: Any = None
         module.register_forward_pre_hook(self._note, prepend=True)  # before hooks that replace the ids
         module.forward = self._called
@@ -158,7 +165,7 @@ class Ahead:
 
     def give(self, flight: Flight | None) -> None:
         """Let the model's next call with a batch return what was made ahead; None: work as usual."""
-        self._ready = flight
+        self._ready, self.trains_others = flight, self.trains_others and flight is None
 
     def _note(self, module: nn.Module, arguments: Sequence[Any]) -> None:
         self._asked = arguments[0]
@@ -169,6 +176,7 @@ class Ahead:
             return Flight(self._asked, context, self._module.input_dist(context, *arguments))
         flight, self._ready = self._ready, None
         if flight is None or self._asked is not flight.sparse:
+            self.trains_others |= self._module.training and torch.is_grad_enabled()
             return self._forward(*arguments)
         ids = flight.take()
         if isinstance(self._module, ShardedHead):
@@ -219,7 +227,7 @@ def _columns_of_early(module: Any) -> list[Columns | None]:
     found: list[Columns | None] = []
     for widths in zip(*every, strict=True):
         dims = {each[0] for each in widths if each is not None and each[1]}
-        if None in widths or len(dims) != 1 or len(widths) == 1:
+        if None in widths or len(dims) != 1:
             found.append(None)
         else:
             found.append(Columns(dim=dims.pop(), of_ranks=tuple(each[1] for each in widths)))

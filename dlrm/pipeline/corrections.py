@@ -85,11 +85,11 @@ class Correction:
         self._rows = again.new_empty((sum(from_each), self._columns.dim))
         self._work = self._start(self._rows, again, from_each, to_each)
 
-    @torch.no_grad()
     def apply(self, output: Tensor) -> None:
         """Put the corrected embeddings into the output of the exchange, `[samples, features * dim]`."""
         self._work.wait()
-        embeddings = output.view(-1, self._columns.dim)
+        # not a change that autograd should know of: these are the values that the exchange would have given
+        embeddings = output.data.view(-1, self._columns.dim)
         rows = torch.split(self._rows, self._bags[0])
         messages = torch.split(self._received, [2 * places for places in self._splits[0]])
         for of_rank, message in zip(rows, messages, strict=True):

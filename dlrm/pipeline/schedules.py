@@ -124,6 +124,11 @@ class WorkingAhead:
             ahead.give(None)
         return passed
 
+    @property
+    def trains_others(self) -> bool:
+        """Whether the last forward pass called a collection with something else than the batch."""
+        return any(ahead.trains_others for ahead in self.ahead or ())
+
     def forward(self, batch: Batch) -> Passed:
         """Run the forward pass of a batch."""
         return forward(self.model, self.objective, batch)
@@ -172,6 +177,9 @@ class Prefetch(WorkingAhead):
         for ahead, flight, before in zip(self.ahead or (), following, flights, strict=False):
             ahead.look_up(flight, before)
         passed = self.call_with(batch, flights)
+        for ahead, flight in zip(self.ahead or (), following, strict=False):
+            if ahead.trains_others:  # rows that corrections do not know of: to be looked up again
+                flight.forget_lookups()
         for each in self.flights:
             for flight in each:
                 flight.advance(waits=1)
@@ -198,9 +206,16 @@ class Waves(WorkingAhead):
     def __init__(self, model: nn.Module) -> None:
         refuse_other_exchanges(model)
         super().__init__(model, batches_ahead=1)
+        self._num_collections = sum(
+            isinstance(each, ShardedEmbeddingBagCollection) for each in model.modules()
+        )
 
     def passes(self, batch: Batch, flights: Sequence[Flight]) -> Passed:
-        """See `WorkingAhead.passes`."""
+        """See `WorkingAhead.passes`.
+
+        Raises:
+            ValueError: the model calls a collection with something else than the batch.
+        """
         num_samples = batch.labels.numel()
         halves = parts_of(batch, half_sizes(num_samples))
         given = [half.sparse for half in halves]
@@ -209,11 +224,16 @@ class Waves(WorkingAhead):
             for ahead, flight in zip(self.ahead or (), flights, strict=True)
         ]
         passed = []
-        for half, of_half in zip(halves, zip(*parts, strict=True), strict=True):
+        for half, of_half in zip(halves, zip(*parts, strict=True) if parts else ((), ()), strict=True):
             passed.append(self.call_with(half, of_half))
             for each in self.flights:
                 for flight in each:
                     flight.advance(waits=1)
+            if self.trains_others or len(parts) < self._num_collections:
+                raise ValueError(
+                    "train.pipeline=waves updates tables once for both halves of a batch, and the model calls "
+                    "some more than once, or with other ids than those of its batch: choose prefetch"
+                )
         shares = [half.labels.numel() / num_samples for half in halves]
         loss = torch.stack([each.loss * share for each, share in zip(passed, shares, strict=True)]).sum()
         loss.backward()  # type: ignore[no-untyped-call]  # the second half first; updates the tables at the end

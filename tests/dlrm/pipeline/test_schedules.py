@@ -8,7 +8,7 @@ from data.batch import Batch
 from dlrm.config.schema import TrainConfig
 from dlrm.pipeline import schedules
 from dlrm.pipeline.build import make_schedule
-from dlrm.pipeline.schedules import Fastest, Plain, Prefetch
+from dlrm.pipeline.schedules import Fastest, Plain, Prefetch, Waves
 
 
 class Counting:
@@ -82,6 +82,51 @@ class Transforming(torch.nn.Module):
         values = sparse.values().flip(0) % 7
         changed = KeyedJaggedTensor(keys=sparse.keys(), values=values, lengths=sparse.lengths())
         return self.inner(dense, changed)
+
+
+class Whimsical(torch.nn.Module):
+    """Calls the tables once, not at all, or also with other ids, by the batch's first label and number."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.calls = inner, 0
+        self.alone = torch.nn.Linear(13, 1)
+
+    def forward(self, dense, sparse):
+        self.calls += 1
+        if self.calls == 4:
+            return self.alone(dense).squeeze(1)
+        logits = self.inner(dense, sparse)
+        if self.calls == 3:
+            other = KeyedJaggedTensor(
+                keys=sparse.keys(), values=sparse.values().flip(0) % 7, lengths=sparse.lengths()
+            )
+            logits = logits + self.inner(dense, other)
+        return logits + self.inner(dense, sparse) if self.calls == 6 else logits
+
+
+def test_models_may_look_up_more_or_less_than_they_did_first(shard_model, make_batch, whole_tables):
+    batches = [make_batch(16, seed) for seed in range(9)]
+    results = []
+    for make in (Plain, Prefetch):
+        torch.manual_seed(0)
+        model = Whimsical(shard_model({f"cat_{number}": "table_wise" for number in range(4)}))
+        schedule, found = make(model), []
+        for number, batch in enumerate(batches):
+            found.append(schedule.step(batch, lambda count, at=number: batches[at + 1 :][:count]).loss.item())
+        results.append((found, whole_tables(model.inner)))
+    assert schedule.ahead[0].is_early
+    assert results[0][0] == results[1][0]
+    for name, table in results[0][1].items():
+        assert torch.equal(table, results[1][1][name]), name
+
+
+@pytest.mark.parametrize("wrapper", [Whimsical, Transforming])
+def test_halves_of_a_batch_need_one_call_with_its_ids(wrapper, shard_model, make_batch):
+    schedule = Waves(wrapper(click_model(shard_model)))
+    schedule.step(make_batch(16, 0), lambda count: [])
+    with pytest.raises(ValueError, match=r"waves updates tables once for both halves .* choose prefetch"):
+        schedule.step(make_batch(16, 1), lambda count: [])
 
 
 def test_collections_that_are_given_other_ids_do_not_work_ahead(shard_model, make_batch):
