@@ -231,8 +231,8 @@ class Waves(WorkingAhead):
                     flight.advance(waits=1)
             if self.trains_others or len(parts) < self._num_collections:
                 raise ValueError(
-                    "train.pipeline=waves updates tables once for both halves of a batch, and the model calls "
-                    "some more than once, or with other ids than those of its batch: choose prefetch"
+                    "train.pipeline=waves updates tables once for both halves of a batch, and the model "
+                    "calls some more than once, or with other ids than its batch's: choose prefetch"
                 )
         shares = [half.labels.numel() / num_samples for half in halves]
         loss = torch.stack([each.loss * share for each, share in zip(passed, shares, strict=True)]).sum()

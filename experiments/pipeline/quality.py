@@ -33,6 +33,7 @@ SCHEDULES: Final[dict[str, tuple[str, ...]]] = {
     "tick_tock": ("train.pipeline=waves", "train.wave_updates=tick_tock"),
     "delayed": ("train.pipeline=delayed",),
     "delayed_dense": ("train.pipeline=delayed", "train.late_rows=corrected"),
+    "delayed_predicted": ("train.pipeline=delayed", "train.late_rows=predicted"),
     "delayed_spike": ("train.pipeline=delayed", "train.compensation=spike"),
     "delayed_velocity": ("train.pipeline=delayed", "train.compensation=velocity"),
     "delayed_spike_velocity": ("train.pipeline=delayed", "train.compensation=spike+velocity"),

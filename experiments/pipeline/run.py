@@ -49,9 +49,10 @@ interval of the cell that notes name:
 workers.
 
 AUC (`experiments.pipeline.quality`): `prefetch_auc_delta`, `waves_auc_delta`, `tick_tock_auc_delta`,
-`delayed_auc_delta`, `delayed_dense_auc_delta`, `delayed_spike_auc_delta` and those of the other
-compensations: AUC minus that under `none` after the same batches, mean over seeds, with `..._ci`, half its
-95 % interval (Student's t), `..._low` and `..._high`, the extremes of the seeds.
+`delayed_auc_delta`, `delayed_dense_auc_delta` and `delayed_predicted_auc_delta` (`train.late_rows`),
+`delayed_spike_auc_delta` and those of the other compensations: AUC minus that under `none` after the same
+batches, mean over seeds, with `..._ci`, half its 95 % interval (Student's t), `..._low` and `..._high`, the
+extremes of the seeds.
 """
 
 from collections.abc import Mapping, Sequence
