@@ -34,6 +34,8 @@ class Flight:
 
     sparse: KeyedJaggedTensor
     """Ids of the batch."""
+    versions: list[int]
+    """Of the tensors of `sparse` when they were sent."""
     context: Any
     ids: Any
     """An awaitable of an awaitable of the ids, then an awaitable of them, then the ids."""
@@ -45,6 +47,10 @@ class Flight:
     """Awaitables of embeddings that travel, by number of the sharding type in the collection."""
     reads: dict[int, Reads] = field(default_factory=dict)
     corrections: dict[int, Correction] = field(default_factory=dict)
+
+    def is_of(self, sparse: KeyedJaggedTensor) -> bool:
+        """Whether these are the ids that were sent, and nobody has written into them since."""
+        return sparse is self.sparse and _versions(sparse) == self.versions
 
     def forget_lookups(self) -> None:
         """Forget embeddings that were looked up, which will be looked up again; not the ids."""
@@ -149,7 +155,10 @@ class Ahead:
         module: Any = self._module
         ids, contexts = flight.take(), flight.context.sharding_contexts
         sizes = [part.stride() for part in parts]
-        found = [Flight(part, replace(flight.context, sharding_contexts=[]), ids, waits=0) for part in parts]
+        found = [
+            Flight(part, _versions(part), replace(flight.context, sharding_contexts=[]), ids, waits=0)
+            for part in parts
+        ]
         for number, (lookup, context) in enumerate(zip(module._lookups, contexts, strict=True)):
             of_ranks = sizes * max(
                 1, len(context.batch_size_per_rank)
@@ -173,9 +182,10 @@ class Ahead:
     def _called(self, *arguments: Any) -> Any:
         if self._starting:
             context = self._module.create_context()
-            return Flight(self._asked, context, self._module.input_dist(context, *arguments))
+            ids = self._module.input_dist(context, *arguments)
+            return Flight(self._asked, _versions(self._asked), context, ids)
         flight, self._ready = self._ready, None
-        if flight is None or self._asked is not flight.sparse:
+        if flight is None or not flight.is_of(self._asked):
             self.trains_others |= self._module.training and torch.is_grad_enabled()
             return self._forward(*arguments)
         ids = flight.take()
@@ -250,11 +260,13 @@ def _widths(module: Any, number: int) -> tuple[int, int] | None:
 
 
 def called_with_batch(model: nn.Module, call: Callable[[], Any], sparse: KeyedJaggedTensor) -> list[Any]:
-    """The sharded modules that `call`, a forward pass of a model, calls once and with `sparse` itself."""
+    """The sharded modules that `call`, a forward pass of a model, calls once and with `sparse` as it is."""
     calls: dict[nn.Module, list[bool]] = {}
+    versions = _versions(sparse)
 
     def note(module: nn.Module, arguments: Sequence[Any]) -> None:
-        calls.setdefault(module, []).append(arguments[0] is sparse)
+        is_batch = arguments[0] is sparse and _versions(sparse) == versions
+        calls.setdefault(module, []).append(is_batch)
 
     hooks = [
         each.register_forward_pre_hook(note, prepend=True)
@@ -267,3 +279,9 @@ def called_with_batch(model: nn.Module, call: Callable[[], Any], sparse: KeyedJa
         for hook in hooks:
             hook.remove()
     return [module for module, were in calls.items() if were == [True]]
+
+
+def _versions(sparse: KeyedJaggedTensor) -> list[int]:
+    """How often the tensors of a batch's ids were written into."""
+    tensors = (sparse.values(), sparse.lengths(), sparse.weights_or_none())
+    return [each._version for each in tensors if each is not None]

@@ -85,7 +85,7 @@ class Transforming(torch.nn.Module):
 
 
 class Whimsical(torch.nn.Module):
-    """Calls the tables once, not at all, or also with other ids, by the batch's first label and number."""
+    """Calls the tables once, twice, not at all, also with other ids, or changes the ids in place."""
 
     def __init__(self, inner):
         super().__init__()
@@ -94,6 +94,8 @@ class Whimsical(torch.nn.Module):
 
     def forward(self, dense, sparse):
         self.calls += 1
+        if self.calls == 8:
+            sparse.values().remainder_(5)
         if self.calls == 4:
             return self.alone(dense).squeeze(1)
         logits = self.inner(dense, sparse)
@@ -106,14 +108,15 @@ class Whimsical(torch.nn.Module):
 
 
 def test_models_may_look_up_more_or_less_than_they_did_first(shard_model, make_batch, whole_tables):
-    batches = [make_batch(16, seed) for seed in range(9)]
     results = []
     for make in (Plain, Prefetch):
+        batches = [make_batch(16, seed) for seed in range(10)]
         torch.manual_seed(0)
         model = Whimsical(shard_model({f"cat_{number}": "table_wise" for number in range(4)}))
         schedule, found = make(model), []
         for number, batch in enumerate(batches):
-            found.append(schedule.step(batch, lambda count, at=number: batches[at + 1 :][:count]).loss.item())
+            later = batches[number + 1 :]
+            found.append(schedule.step(batch, lambda count, later=later: later[:count]).loss.item())
         results.append((found, whole_tables(model.inner)))
     assert schedule.ahead[0].is_early
     assert results[0][0] == results[1][0]

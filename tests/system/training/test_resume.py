@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 RESIDUALS = ("comm.exchange=all_gather", "comm.ratio=0.02", "comm.wire_dtype=fp16")
 """An exchange that leaves some on each rank, which must come back as well."""
+AHEAD = ("train.pipeline=prefetch",)
+"""The disturbed runs read batches ahead, and the undisturbed one does not: that must change nothing."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,7 +62,7 @@ def test_two_interruptions_in_one_epoch_change_nothing(start, dataset, undisturb
     def train(*arguments):
         return start("-m", "dlrm.train", *arguments, ranks=2, forks=True)
 
-    run = train(*settings(dataset, tmp_path, *RESIDUALS, "checkpoint.every_steps=10"))
+    run = train(*settings(dataset, tmp_path, *RESIDUALS, *AHEAD, "checkpoint.every_steps=10"))
     folder = wait_for_step(run, tmp_path, 40)
     workers_of(run)[1].kill()
     _, said = run.communicate(timeout=60)
@@ -92,7 +94,7 @@ def test_workers_that_die_between_steps_change_nothing(start, dataset, memory, u
     run = start(
         "-m",
         "dlrm.train",
-        *settings(dataset, tmp_path, *RESIDUALS, "checkpoint.every_steps=10"),
+        *settings(dataset, tmp_path, *RESIDUALS, *AHEAD, "checkpoint.every_steps=10"),
         ranks=2,
         restarts=3,
         forks=True,
@@ -160,7 +162,7 @@ def test_a_diverged_run_is_not_resumed_by_torchrun(start, dataset, memory, tmp_p
     run = start(
         "-m",
         "dlrm.train",
-        *settings(dataset, tmp_path, "checkpoint.every_steps=1", "dense.learning_rate=1e30"),
+        *settings(dataset, tmp_path, *AHEAD, "checkpoint.every_steps=1", "dense.learning_rate=1e30"),
         "train.precision=fp32",
         ranks=2,
         restarts=1,
