@@ -16,7 +16,7 @@ from dlrm.comm.stats import ExchangeFigures, Tally
 from dlrm.dense_sync.base import LATE_GRADIENTS, DenseSync, mean_over_ranks, ring_bytes
 
 
-class _Flight:
+class _Pending:
     """A gradient that is averaged in the background: what this rank adds, and the mean, flat like `like`."""
 
     def __init__(self, like: Tensor) -> None:
@@ -43,7 +43,7 @@ class LocalGradients:
     The parts and not their means, so that taking the state waits for no exchange.
     """
 
-    def __init__(self, in_flight: deque[_Flight], num_values: int) -> None:
+    def __init__(self, in_flight: deque[_Pending], num_values: int) -> None:
         self._in_flight, self._num_values = in_flight, num_values
         self.inherited: list[tuple[int, int]] = []
         """Number of ranks, and rank, of the parts that were loaded here and are not settled yet."""
@@ -110,8 +110,8 @@ class DelayedSync(DenseSync):
         self._num_values = sum(each.numel() for each in self._parameters)
         zeros = first.detach().new_zeros(self._num_values)
         # those in flight, and the one in `.grad`, which is not read any more when the next gradient is there
-        self._idle = deque(_Flight(zeros) for _ in range(delay_steps + 1))
-        self._in_flight = deque[_Flight]()
+        self._idle = deque(_Pending(zeros) for _ in range(delay_steps + 1))
+        self._in_flight = deque[_Pending]()
         self._local = LocalGradients(self._in_flight, self._num_values)
         self._owners = 0  # ranks that had parts in the loaded state
         self._losses: tuple[LostResiduals, ...] = ()

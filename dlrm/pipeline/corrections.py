@@ -42,7 +42,7 @@ class Correction:
     Args:
         lookup: of this rank's tables; None: it has none.
         trained: reads of the batch that trains first, in the same tables.
-        ahead: reads of the batch whose embeddings are corrected, made before the other one's update.
+        following: reads of the batch whose embeddings are corrected, made before the other one's update.
         columns: of the exchange.
         batch_sizes: samples of each rank in the latter batch.
         dtype: of the embeddings.
@@ -52,13 +52,13 @@ class Correction:
         self,
         lookup: HostLookup | None,
         trained: Reads,
-        ahead: Reads,
+        following: Reads,
         columns: Columns,
         batch_sizes: Sequence[int],
         dtype: torch.dtype,
     ) -> None:
         self._lookup, self._columns, self._dtype = lookup, columns, dtype
-        found = _to_correct(trained, ahead, columns, batch_sizes, dist.get_rank())
+        found = _to_correct(trained, following, columns, batch_sizes, dist.get_rank())
         self._again, self._places, counts = found
         self._to_each = counts
         self._from_each = torch.empty_like(counts)
@@ -110,9 +110,9 @@ class Correction:
 
 
 def _to_correct(
-    trained: Reads, ahead: Reads, columns: Columns, batch_sizes: Sequence[int], rank: int
+    trained: Reads, following: Reads, columns: Columns, batch_sizes: Sequence[int], rank: int
 ) -> tuple[Reads, Tensor, Tensor]:
-    """Find the bags of `ahead` that read a row of `trained`, and few others.
+    """Find the bags of `following` that read a row of `trained`, and few others.
 
     Returns:
         The bags to be summed again, in the order of the ranks that get them; for each rank the places of its
@@ -121,16 +121,16 @@ def _to_correct(
     """
     num_features = columns.of_ranks[rank]
     edges = [each * num_features for each in accumulate(batch_sizes, initial=0)]
-    wrong = _may_be_among(ahead.rows, trained.rows)
-    is_one_hot = ahead.places is None and ahead.factors is None
+    wrong = _may_be_among(following.rows, trained.rows)
+    is_one_hot = following.places is None and following.factors is None
     # bag k of one row each is row k of the output, and ranks' samples follow each other
-    bags, slots = (Reads(ahead.rows, wrong, None, None), wrong) if is_one_hot else _bags_of(ahead, wrong)
+    again, slots = (following, wrong) if is_one_hot else _bags_of(following, wrong)
     bounds = torch.searchsorted(slots, torch.tensor(edges)).tolist()
     kept, messages, counts = [], [], []
     for to_rank, (first, last) in enumerate(pairwise(bounds)):
         own = slots[first:last]
         if is_one_hot:
-            found, number = _distinct(ahead.rows[own])
+            found, number = _distinct(following.rows[own])
             kept.append(own[found])
         else:
             number = torch.arange(last - first)
@@ -139,9 +139,9 @@ def _to_correct(
         messages += [columns.place(rank, own // max(num_features, 1), feature), number]
         counts.append((kept[-1].numel() if is_one_hot else last - first, last - first))
     if is_one_hot:
-        rows = ahead.rows[torch.cat(kept)]
-        bags = Reads(rows, torch.arange(rows.numel(), dtype=rows.dtype), None, None)
-    return bags, torch.cat(messages).to(torch.int32), torch.tensor(counts)
+        rows = following.rows[torch.cat(kept)]
+        again = Reads(rows, torch.arange(rows.numel(), dtype=rows.dtype), None, None)
+    return again, torch.cat(messages).to(torch.int32), torch.tensor(counts)
 
 
 def _may_be_among(rows: Tensor, others: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torchrec.distributed.types import ShardedModule
 
 from data.batch import Batch
 from dlrm.models.contract import Objective, objective_of
-from dlrm.pipeline.ahead import Ahead, Flight, LateRows, called_with_batch
+from dlrm.pipeline.collection import LateRows, PipelinedCollection, Prefetched, called_with_batch
 from dlrm.pipeline.halves import half_sizes, parts_of
 
 TURNS: Final = 5
@@ -44,7 +44,7 @@ class Schedule(Protocol):
     def step(self, batch: Batch, upcoming: Upcoming) -> Passed:
         """Train on a batch: tables are updated, dense parameters have the gradients of this rank.
 
-        `upcoming` may be called for batches to work ahead on; they must be the next ones to be given.
+        `upcoming` may be called for batches to prefetch for; they must be the next ones to be given.
         """
         ...
 
@@ -73,24 +73,25 @@ def forward_backward(model: nn.Module, objective: Objective, batch: Batch) -> Pa
     return passed
 
 
-class WorkingAhead:
+class PipelinedSchedule:
     """A schedule that starts to exchange the ids of batches before their turn.
 
     The first batch is trained like `Plain`; it shows which collections the model calls with the batch itself,
-    and only these can work ahead.
+    and only for these something can be done ahead.
 
     Args:
         model: a `DistributedModelParallel`.
-        batches_ahead: on which to work ahead.
-        late_rows: as for `Ahead`.
+        batches_ahead: whose ids are sent ahead, at most.
+        late_rows: as for `PipelinedCollection`.
     """
 
     def __init__(self, model: nn.Module, batches_ahead: int, late_rows: LateRows = "corrected") -> None:
         self.model, self.objective = model, objective_of(model)
-        self.ahead: list[Ahead] | None = None
-        """The collections that work ahead; None: before the first batch."""
-        self.flights: list[list[Flight]] = []
-        """Of the batches that are worked ahead on, the next one first: what each collection has done."""
+        self.collections: list[PipelinedCollection] = []
+        """Those that can work ahead, known from the first batch."""
+        self._is_first = True
+        self.prefetched: list[list[Prefetched]] = []
+        """Of the batches that were begun, the next one first: what each collection has done."""
         self._batches: list[Batch] = []
         self._batches_ahead, self._late_rows = batches_ahead, late_rows
         self._stream: torch.cuda.Stream | None = None
@@ -98,36 +99,37 @@ class WorkingAhead:
 
     def step(self, batch: Batch, upcoming: Upcoming) -> Passed:
         """See `Schedule.step`."""
-        if self.ahead is None:
+        if self._is_first:
+            self._is_first = False
             return self._first(batch)
         if not (self._batches and self._batches[0] is batch):
             self._forget()
             self._start(batch)
         self._batches.pop(0)
-        flights = self.flights.pop(0)
+        prefetched = self.prefetched.pop(0)
         with torch.cuda.stream(self._stream):  # which then waits until the batches are on the GPU
             later = upcoming(self._batches_ahead)
         for each in later[len(self._batches) :]:
             self._start(each, self._stream)
-        return self.passes(batch, flights)
+        return self.passes(batch, prefetched)
 
-    def passes(self, batch: Batch, flights: Sequence[Flight]) -> Passed:
-        """Run both passes of a batch; `flights` are what the collections have done for it."""
+    def passes(self, batch: Batch, prefetched: Sequence[Prefetched]) -> Passed:
+        """Run both passes of a batch; `prefetched` are what the collections have done for it."""
         raise NotImplementedError
 
-    def call_with(self, batch: Batch, flights: Sequence[Flight]) -> Passed:
+    def call_with(self, batch: Batch, prefetched: Sequence[Prefetched]) -> Passed:
         """Run the forward pass of a batch; the collections return what they have done ahead."""
-        for ahead, flight in zip(self.ahead or (), flights, strict=True):
-            ahead.give(flight)
+        for collection, own in zip(self.collections, prefetched, strict=True):
+            collection.give(own)
         passed = self.forward(batch)
-        for ahead in self.ahead or ():
-            ahead.give(None)
+        for collection in self.collections:
+            collection.give(None)
         return passed
 
     @property
     def trains_others(self) -> bool:
         """Whether the last forward pass called a collection with something else than the batch."""
-        return any(ahead.trains_others for ahead in self.ahead or ())
+        return any(collection.trains_others for collection in self.collections)
 
     def forward(self, batch: Batch) -> Passed:
         """Run the forward pass of a batch."""
@@ -140,7 +142,7 @@ class WorkingAhead:
             passed.append(self.forward(batch))
 
         modules = called_with_batch(self.model, call, batch.sparse)
-        self.ahead = [Ahead(module, self._late_rows) for module in modules]
+        self.collections = [PipelinedCollection(module, self._late_rows) for module in modules]
         if batch.labels.is_cuda:
             self._stream = torch.cuda.Stream(batch.labels.device)  # type: ignore[no-untyped-call]
         passed[0].loss.backward()  # type: ignore[no-untyped-call]
@@ -148,51 +150,51 @@ class WorkingAhead:
 
     def _start(self, batch: Batch, stream: torch.cuda.Stream | None = None) -> None:
         self._batches.append(batch)
-        self.flights.append([ahead.start(batch.sparse, stream) for ahead in self.ahead or ()])
+        self.prefetched.append([collection.start(batch.sparse, stream) for collection in self.collections])
 
     def _forget(self) -> None:
         self._batches.clear()
-        self.flights.clear()
+        self.prefetched.clear()
 
 
-class Prefetch(WorkingAhead):
+class Prefetch(PipelinedSchedule):
     """`prefetch`: the next batch's embeddings, and the ids of the one after, travel during the computation.
 
     The results are those of `Plain` to the last bit if rows are `corrected`.
 
     Args:
         model: a `DistributedModelParallel`.
-        late_rows: as for `Ahead`.
+        late_rows: as for `PipelinedCollection`.
     """
 
     def __init__(self, model: nn.Module, late_rows: LateRows = "corrected") -> None:
         super().__init__(model, batches_ahead=2, late_rows=late_rows)
 
-    def passes(self, batch: Batch, flights: Sequence[Flight]) -> Passed:
-        """See `WorkingAhead.passes`."""
-        following = self.flights[0] if self.flights else ()
-        for ahead, flight in zip(self.ahead or (), flights, strict=True):
-            if not flight.sent:
-                ahead.look_up(flight)
-        for ahead, flight, before in zip(self.ahead or (), following, flights, strict=False):
-            ahead.look_up(flight, before)
-        passed = self.call_with(batch, flights)
-        for ahead, flight in zip(self.ahead or (), following, strict=False):
-            if ahead.trains_others:  # rows that corrections do not know of: to be looked up again
-                flight.forget_lookups()
-        for each in self.flights:
-            for flight in each:
-                flight.advance(waits=1)
-                for correction in flight.corrections.values():
+    def passes(self, batch: Batch, prefetched: Sequence[Prefetched]) -> Passed:
+        """See `PipelinedSchedule.passes`."""
+        following = self.prefetched[0] if self.prefetched else ()
+        for collection, own in zip(self.collections, prefetched, strict=True):
+            if not own.sent:
+                collection.look_up(own)
+        for collection, own, before in zip(self.collections, following, prefetched, strict=False):
+            collection.look_up(own, before)
+        passed = self.call_with(batch, prefetched)
+        for collection, own in zip(self.collections, following, strict=False):
+            if collection.trains_others:  # rows that corrections do not know of: to be looked up again
+                own.forget_lookups()
+        for each in self.prefetched:
+            for own in each:
+                own.advance(waits=1)
+                for correction in own.corrections.values():
                     correction.send_places()
         passed.loss.backward()  # type: ignore[no-untyped-call]  # also updates the tables
-        for flight in following:
-            for correction in flight.corrections.values():
+        for own in following:
+            for correction in own.corrections.values():
                 correction.send_rows()
         return passed
 
 
-class Waves(WorkingAhead):
+class Waves(PipelinedSchedule):
     """`waves`: two halves of a batch take turns, so that one is exchanged while the other computes.
 
     The ids of both are exchanged together, a batch ahead. The rows are looked up once and updated once, and
@@ -210,8 +212,8 @@ class Waves(WorkingAhead):
             isinstance(each, ShardedEmbeddingBagCollection) for each in model.modules()
         )
 
-    def passes(self, batch: Batch, flights: Sequence[Flight]) -> Passed:
-        """See `WorkingAhead.passes`.
+    def passes(self, batch: Batch, prefetched: Sequence[Prefetched]) -> Passed:
+        """See `PipelinedSchedule.passes`.
 
         Raises:
             ValueError: the model calls a collection with something else than the batch.
@@ -220,15 +222,15 @@ class Waves(WorkingAhead):
         halves = parts_of(batch, half_sizes(num_samples))
         given = [half.sparse for half in halves]
         parts = [
-            ahead.look_up_parts(flight, given)
-            for ahead, flight in zip(self.ahead or (), flights, strict=True)
+            collection.look_up_parts(own, given)
+            for collection, own in zip(self.collections, prefetched, strict=True)
         ]
         passed = []
         for half, of_half in zip(halves, zip(*parts, strict=True) if parts else ((), ()), strict=True):
             passed.append(self.call_with(half, of_half))
-            for each in self.flights:
-                for flight in each:
-                    flight.advance(waits=1)
+            for each in self.prefetched:
+                for own in each:
+                    own.advance(waits=1)
             if self.trains_others or len(parts) < self._num_collections:
                 raise ValueError(
                     "train.pipeline=waves updates tables once for both halves of a batch, and the model "

@@ -118,7 +118,7 @@ def test_models_may_look_up_more_or_less_than_they_did_first(shard_model, make_b
             later = batches[number + 1 :]
             found.append(schedule.step(batch, lambda count, later=later: later[:count]).loss.item())
         results.append((found, whole_tables(model.inner)))
-    assert schedule.ahead[0].is_early
+    assert schedule.collections[0].is_early
     assert results[0][0] == results[1][0]
     for name, table in results[0][1].items():
         assert torch.equal(table, results[1][1][name]), name
@@ -139,7 +139,7 @@ def test_collections_that_are_given_other_ids_do_not_work_ahead(shard_model, mak
     batches = [make_batch(8, seed) for seed in range(3)]
     for number, batch in enumerate(batches):
         schedule.step(batch, lambda count, number=number: batches[number + 1 :][:count])
-    assert schedule.ahead == []
+    assert schedule.collections == []
 
 
 def test_evaluation_between_batches_looks_up_its_own_ids(shard_model, make_batch):

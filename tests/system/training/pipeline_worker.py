@@ -68,7 +68,7 @@ def check_prefetch():
     for case, are_early in PREFETCHED.items():
         wanted, _ = train(case, Plain)
         found, schedule = train(case, Prefetch)
-        assert [each.is_early for each in schedule.ahead] == are_early, case
+        assert [each.is_early for each in schedule.collections] == are_early, case
         for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
             assert torch.equal(one, other), (case, number, (one - other).abs().max())
     found, _ = train(next(iter(PREFETCHED)), lambda model: Prefetch(model, late_rows="stale"))

@@ -1,9 +1,9 @@
 """Sharded collections of a model that work ahead of its forward pass.
 
-`Ahead` takes over the calls of a collection by a model. The ids of a batch may be sent long before, and the
-pooled embeddings be looked up and sent before the batch before it has been trained (`Correction` makes them
-exact). When the model then calls the collection with the ids of this batch, it gets what was made ahead;
-called with anything else, as in evaluation, the collection works as usual.
+`PipelinedCollection` takes over a model's calls of a collection. The ids of a batch may be sent long before,
+and its pooled embeddings be looked up and sent before the batch before it is trained (`Correction` makes them
+exact). When the model then calls the collection with this batch, it gets what was made ahead; called with
+anything else, as in evaluation, the collection works as usual.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ LateRows = Literal["corrected", "stale", "predicted"]
 
 
 @dataclass
-class Flight:
+class Prefetched:
     """What was done ahead in a collection for a batch."""
 
     sparse: KeyedJaggedTensor
@@ -70,14 +70,12 @@ class Flight:
         if self.stream is not None:
             current = torch.cuda.current_stream()
             current.wait_stream(self.stream)
-            ids.record_stream(
-                current
-            )  # their memory is that of the other stream, which must not reuse it early
+            ids.record_stream(current)  # or the other stream's allocator might reuse their memory early
             self.context.record_stream(current)
         return ids
 
 
-class Ahead:
+class PipelinedCollection:
     """One sharded collection; all ranks call all methods in the same order.
 
     Args:
@@ -100,7 +98,7 @@ class Ahead:
             if lookup is not None and late_rows == "predicted":
                 lookup.keeps_change = True
         self._starting = False
-        self._ready: Flight | None = None
+        self._ready: Prefetched | None = None
         self.trains_others = False
         """Whether the model has called the collection, to train it, with something else than was given."""
         self._asked: Any = None
@@ -112,29 +110,29 @@ class Ahead:
         """Whether some embeddings can be looked up and sent early."""
         return bool(self._lookups)
 
-    def start(self, sparse: KeyedJaggedTensor, stream: torch.cuda.Stream | None = None) -> Flight:
+    def start(self, sparse: KeyedJaggedTensor, stream: torch.cuda.Stream | None = None) -> Prefetched:
         """Start to send the ids of a batch, which are ready on `stream`; None on the CPU."""
         self._starting = True
         try:
             with torch.cuda.stream(stream):
-                flight: Flight = self._module(sparse)  # so that its hooks see the batch
+                prefetched: Prefetched = self._module(sparse)  # so that its hooks see the batch
         finally:
             self._starting = False
-        flight.stream = stream
-        return flight
+        prefetched.stream = stream
+        return prefetched
 
-    def look_up(self, flight: Flight, trained: Flight | None = None) -> None:
+    def look_up(self, prefetched: Prefetched, trained: Prefetched | None = None) -> None:
         """Look up and send embeddings of a batch, before rows that the batch `trained` reads change.
 
         None trains meanwhile: no rows will change.
         """
         module: Any = self._module
-        ids = flight.take()
+        ids = prefetched.take()
         for number, lookup in self._lookups.items():
-            context = flight.context.sharding_contexts[number]
+            context = prefetched.context.sharding_contexts[number]
             local = module._lookups[number](ids[number])
             reads = NOTHING if lookup is None or lookup.newest is None else lookup.newest
-            flight.reads[number] = reads
+            prefetched.reads[number] = reads
             if trained is not None and lookup is not None and self._late_rows == "predicted":
                 change = predicted_change(lookup, trained.reads[number], reads)
                 local = local if change is None else local + change
@@ -143,20 +141,20 @@ class Ahead:
                 sizes, columns = context.batch_size_per_rank, self._columns[number]
                 before = trained.reads[number]
                 correction = Correction(lookup, before, reads, columns, sizes, local.dtype)
-                flight.corrections[number] = correction
+                prefetched.corrections[number] = correction
                 awaitable = _Corrected(awaitable, correction)
-            flight.sent[number] = awaitable
+            prefetched.sent[number] = awaitable
 
-    def look_up_parts(self, flight: Flight, parts: Sequence[KeyedJaggedTensor]) -> list[Flight]:
+    def look_up_parts(self, prefetched: Prefetched, parts: Sequence[KeyedJaggedTensor]) -> list[Prefetched]:
         """Look up the embeddings of a whole batch, and send those of its parts one after the other.
 
         The rows are updated once, when all parts' gradients are there.
         """
         module: Any = self._module
-        ids, contexts = flight.take(), flight.context.sharding_contexts
+        ids, contexts = prefetched.take(), prefetched.context.sharding_contexts
         sizes = [part.stride() for part in parts]
         found = [
-            Flight(part, _versions(part), replace(flight.context, sharding_contexts=[]), ids, waits=0)
+            Prefetched(part, _versions(part), replace(prefetched.context, sharding_contexts=[]), ids, waits=0)
             for part in parts
         ]
         for number, (lookup, context) in enumerate(zip(module._lookups, contexts, strict=True)):
@@ -172,9 +170,9 @@ class Ahead:
                 each.sent[number] = module._output_dists[number](embeddings, of_part)
         return found
 
-    def give(self, flight: Flight | None) -> None:
+    def give(self, prefetched: Prefetched | None) -> None:
         """Let the model's next call with a batch return what was made ahead; None: work as usual."""
-        self._ready, self.trains_others = flight, self.trains_others and flight is None
+        self._ready, self.trains_others = prefetched, self.trains_others and prefetched is None
 
     def _note(self, module: nn.Module, arguments: Sequence[Any]) -> None:
         self._asked = arguments[0]
@@ -183,22 +181,22 @@ class Ahead:
         if self._starting:
             context = self._module.create_context()
             ids = self._module.input_dist(context, *arguments)
-            return Flight(self._asked, _versions(self._asked), context, ids)
-        flight, self._ready = self._ready, None
-        if flight is None or not flight.is_of(self._asked):
+            return Prefetched(self._asked, _versions(self._asked), context, ids)
+        prefetched, self._ready = self._ready, None
+        if prefetched is None or not prefetched.is_of(self._asked):
             self.trains_others |= self._module.training and torch.is_grad_enabled()
             return self._forward(*arguments)
-        ids = flight.take()
+        ids = prefetched.take()
         if isinstance(self._module, ShardedHead):
-            flight.context.dense = arguments[1:]
-        if not flight.sent:
-            return self._module.compute_and_output_dist(flight.context, ids)
+            prefetched.context.dense = arguments[1:]
+        if not prefetched.sent:
+            return self._module.compute_and_output_dist(prefetched.context, ids)
         module: Any = self._module
         outputs = [
-            flight.sent[number] if number in flight.sent else lookup(ids[number])
+            prefetched.sent[number] if number in prefetched.sent else lookup(ids[number])
             for number, lookup in enumerate(module._lookups)
         ]
-        return module.output_dist(flight.context, outputs)
+        return module.output_dist(prefetched.context, outputs)
 
 
 class _Corrected(Awaitable[Tensor]):  # type: ignore[misc]
