@@ -4,7 +4,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlrm.config.schema import TrainConfig
-from dlrm.pipeline.schedules import Fastest, Plain, Prefetch, Schedule, Waves
+from dlrm.pipeline.schedules import Fastest, Plain, Prefetch, PrefetchIds, Schedule, Waves
 from dlrm.pipeline.tick_tock import TickTock
 
 
@@ -22,4 +22,6 @@ def make_schedule(config: TrainConfig, model: nn.Module) -> Schedule:
         return Plain(model)
     if config.pipeline == "auto":
         return Fastest(model)
+    if config.pipeline == "ids":
+        return PrefetchIds(model)
     return Prefetch(model, config.late_rows if config.is_late else "corrected")

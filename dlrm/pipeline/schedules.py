@@ -126,6 +126,12 @@ class PipelinedSchedule:
             collection.give(None)
         return passed
 
+    def advance_ids(self) -> None:
+        """Send the ids of which only the numbers were sent, of the batches that were begun."""
+        for each in self.prefetched:
+            for own in each:
+                own.advance(waits=1)
+
     @property
     def trains_others(self) -> bool:
         """Whether the last forward pass called a collection with something else than the batch."""
@@ -157,6 +163,24 @@ class PipelinedSchedule:
         self.prefetched.clear()
 
 
+class PrefetchIds(PipelinedSchedule):
+    """`ids`: the next batch's ids travel during the computation; the results are those of `Plain`.
+
+    Args:
+        model: a `DistributedModelParallel`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, batches_ahead=1)
+
+    def passes(self, batch: Batch, prefetched: Sequence[Prefetched]) -> Passed:
+        """See `PipelinedSchedule.passes`."""
+        passed = self.call_with(batch, prefetched)
+        self.advance_ids()
+        passed.loss.backward()  # type: ignore[no-untyped-call]  # also updates the tables
+        return passed
+
+
 class Prefetch(PipelinedSchedule):
     """`prefetch`: the next batch's embeddings, and the ids of the one after, travel during the computation.
 
@@ -182,11 +206,10 @@ class Prefetch(PipelinedSchedule):
         for collection, own in zip(self.collections, following, strict=False):
             if collection.trains_others:  # rows that corrections do not know of: to be looked up again
                 own.forget_lookups()
-        for each in self.prefetched:
-            for own in each:
-                own.advance(waits=1)
-                for correction in own.corrections.values():
-                    correction.send_places()
+        self.advance_ids()
+        for own in following:
+            for correction in own.corrections.values():
+                correction.send_places()
         passed.loss.backward()  # type: ignore[no-untyped-call]  # also updates the tables
         for own in following:
             for correction in own.corrections.values():
@@ -228,9 +251,7 @@ class Waves(PipelinedSchedule):
         passed = []
         for half, of_half in zip(halves, zip(*parts, strict=True) if parts else ((), ()), strict=True):
             passed.append(self.call_with(half, of_half))
-            for each in self.prefetched:
-                for own in each:
-                    own.advance(waits=1)
+            self.advance_ids()
             if self.trains_others or len(parts) < self._num_collections:
                 raise ValueError(
                     "train.pipeline=waves updates tables once for both halves of a batch, and the model "
@@ -258,24 +279,28 @@ def refuse_other_exchanges(model: nn.Module) -> None:
 
 
 class Fastest:
-    """`auto`: times `Plain` and `Prefetch` in turns on the first batches, and keeps the faster one.
+    """`auto`: times `Plain`, `PrefetchIds` and `Prefetch` in turns at first, and keeps the fastest.
 
-    Both give the same bits, so that the choice, which depends on the machine, shows in nothing but time.
+    All give the same bits, so that the choice, which depends on the machine, shows in nothing but time.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._candidates: dict[str, Schedule] = {"none": Plain(model), "prefetch": Prefetch(model)}
+        self._candidates: dict[str, Schedule] = {
+            "none": Plain(model),
+            "ids": PrefetchIds(model),
+            "prefetch": Prefetch(model),
+        }
         self._took_s: dict[str, list[float]] = {name: [] for name in self._candidates}
         self._turns = deque(name for _ in range(TURNS) for name in self._candidates)
         self._steps, self._began_s = 0, 0.0
-        self.chosen: Schedule | None = None
-        """None: not known yet."""
+        self.chosen: str | None = None
+        """Name of the fastest schedule; None: not known yet."""
 
     def step(self, batch: Batch, upcoming: Upcoming) -> Passed:
         """See `Schedule.step`."""
         if self.chosen is None:
             self._time()
-        return (self.chosen or self._candidates[self._turns[0]]).step(batch, upcoming)
+        return self._candidates[self.chosen or self._turns[0]].step(batch, upcoming)
 
     def _time(self) -> None:
         """Time whole steps, from the beginning of one to that of the next, but not the first of a turn."""
@@ -292,9 +317,8 @@ class Fastest:
     def _choose(self) -> None:
         of_ranks: list[list[float]] = [[]] * dist.get_world_size()
         dist.all_gather_object(of_ranks, [median(took_s) for took_s in self._took_s.values()])
-        plain_s, prefetch_s = map(mean, zip(*of_ranks, strict=True))  # so that all ranks choose alike
-        name = "prefetch" if prefetch_s < plain_s else "none"
-        self.chosen = self._candidates[name]
+        found = dict(zip(self._took_s, map(mean, zip(*of_ranks, strict=True)), strict=True))
+        self.chosen = min(found, key=lambda name: found[name])  # on all ranks alike
         if dist.get_rank() == 0:
-            took = f"{1000 * prefetch_s:.1f} ms a step with prefetching, {1000 * plain_s:.1f} ms without"
-            logger.info("train.pipeline=auto: %s from now on (%s)", name, took)
+            took = ", ".join(f"{each} {1000 * step_s:.1f}" for each, step_s in found.items())
+            logger.info("train.pipeline=auto: %s from now on (ms a step: %s)", self.chosen, took)

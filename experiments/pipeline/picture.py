@@ -17,6 +17,7 @@ from experiments.pipeline.schedules import NONE
 from experiments.splitting.figures import link_name
 
 LABELS: Final = {
+    "ids": "ids alone (exact)",
     "prefetch": "prefetch (exact)",
     "waves": "waves (exact but for rounding)",
     "tick_tock": "waves (tick-tock)",

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from dlrm.launch.device import Ranks
-from dlrm.pipeline.schedules import Fastest, Prefetch
+from dlrm.pipeline.schedules import Fastest
 from experiments.harness.network import sent_bytes
 from experiments.harness.record import Row
 from experiments.harness.training import Training
@@ -59,7 +59,7 @@ class PipelineBench:
         assert isinstance(schedule, Fastest), "there are several workers"
         while schedule.chosen is None:
             training.step()
-        chosen = "prefetch" if isinstance(schedule.chosen, Prefetch) else NONE
+        chosen = schedule.chosen
         del training, schedule
         gc.collect()  # the model holds reference cycles
         return {"chosen": chosen}

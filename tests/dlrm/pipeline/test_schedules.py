@@ -1,5 +1,7 @@
 """The choice of a schedule, and which batches it works ahead on."""
 
+from itertools import chain
+
 import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -8,7 +10,7 @@ from data.batch import Batch
 from dlrm.config.schema import TrainConfig
 from dlrm.pipeline import schedules
 from dlrm.pipeline.build import make_schedule
-from dlrm.pipeline.schedules import Fastest, Plain, Prefetch, Waves
+from dlrm.pipeline.schedules import Fastest, Plain, Prefetch, PrefetchIds, Waves
 
 
 class Counting:
@@ -22,30 +24,33 @@ class Counting:
         self.steps.append(batch)
 
 
-@pytest.mark.parametrize(("plain_s", "prefetch_s", "chosen"), [(1.0, 0.9, "prefetch"), (1.0, 1.1, "none")])
-def test_the_faster_schedule_is_kept(plain_s, prefetch_s, chosen, world_of_one, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("took_s", "chosen"),
+    [((1.0, 0.95, 0.9), "prefetch"), ((1.0, 1.05, 1.1), "none"), ((1.0, 0.9, 1.1), "ids")],
+)
+def test_the_fastest_schedule_is_kept(took_s, chosen, world_of_one, monkeypatch, caplog):
     clock = [0.0]
     monkeypatch.setattr(schedules, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(schedules, "Plain", lambda model: Counting(clock, plain_s))
-    monkeypatch.setattr(schedules, "Prefetch", lambda model: Counting(clock, prefetch_s))
+    for name, step_s in zip(("Plain", "PrefetchIds", "Prefetch"), took_s, strict=True):
+        monkeypatch.setattr(schedules, name, lambda model, step_s=step_s: Counting(clock, step_s))
     fastest = Fastest(torch.nn.Linear(1, 1))
     candidates = fastest._candidates
-    num_timed = 2 * schedules.TURNS * (schedules.UNTIMED_STEPS + schedules.TIMED_STEPS)
+    num_timed = 3 * schedules.TURNS * (schedules.UNTIMED_STEPS + schedules.TIMED_STEPS)
     with caplog.at_level("INFO"):
         for number in range(num_timed + 7):
             if number == 20:
                 clock[0] += 100  # as an evaluation takes
             fastest.step(number, None)
-    assert fastest.chosen is candidates[chosen]
-    others = candidates["none" if chosen == "prefetch" else "prefetch"]
-    assert len(others.steps) == num_timed // 2
-    assert sorted(candidates[chosen].steps + others.steps) == list(range(num_timed + 7))
+    assert fastest.chosen == chosen
+    counts = {name: len(each.steps) for name, each in candidates.items()}
+    assert counts == {**dict.fromkeys(candidates, num_timed // 3), chosen: num_timed // 3 + 7}
+    assert sorted(chain(*(each.steps for each in candidates.values()))) == list(range(num_timed + 7))
     assert candidates[chosen].steps[-7:] == list(range(num_timed, num_timed + 7))
     assert f"train.pipeline=auto: {chosen} from now on" in caplog.text
 
 
 def test_one_rank_exchanges_nothing(world_of_one):
-    for name in ("none", "prefetch", "auto"):
+    for name in ("none", "ids", "prefetch", "auto"):
         assert type(make_schedule(TrainConfig(pipeline=name), torch.nn.Linear(1, 1))) is Plain
 
 
@@ -58,7 +63,7 @@ def test_batches_that_were_not_announced_are_trained_too(shard_model, make_batch
     batches = [make_batch(8, seed) for seed in range(8)]
     announced = {0: [1, 2], 1: [2, 3], 2: [5, 6], 5: [], 4: [6, 7], 6: [7]}
     results = []
-    for make in (Plain, Prefetch):
+    for make in (Plain, Prefetch, PrefetchIds):
         model = click_model(shard_model)
         schedule, losses = make(model), []
         for number in (0, 1, 2, 5, 4, 6, 7):
@@ -68,7 +73,7 @@ def test_batches_that_were_not_announced_are_trained_too(shard_model, make_batch
 
             losses.append(schedule.step(batches[number], upcoming).loss.item())
         results.append(losses)
-    assert results[0] == results[1]
+    assert results[0] == results[1] == results[2]
 
 
 class Transforming(torch.nn.Module):

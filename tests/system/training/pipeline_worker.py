@@ -14,7 +14,7 @@ from dlrm.dense_sync import AllReduceSync
 from dlrm.optim.build import Optimizers
 from dlrm.pipeline.build import make_schedule
 from dlrm.pipeline.halves import half_sizes, parts_of
-from dlrm.pipeline.schedules import Plain, Prefetch, Waves
+from dlrm.pipeline.schedules import Plain, Prefetch, PrefetchIds, Waves
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.training.build import make_dense_sync
 from dlrm.training.evaluation import evaluate
@@ -69,6 +69,8 @@ def check_prefetch():
         wanted, _ = train(case, Plain)
         found, schedule = train(case, Prefetch)
         assert [each.is_early for each in schedule.collections] == are_early, case
+        if case.strategy == "des":
+            found, _ = train(case, PrefetchIds)
         for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
             assert torch.equal(one, other), (case, number, (one - other).abs().max())
     found, _ = train(next(iter(PREFETCHED)), lambda model: Prefetch(model, late_rows="stale"))
