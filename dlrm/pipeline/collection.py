@@ -97,6 +97,7 @@ class PipelinedCollection:
         for lookup in self._lookups.values():
             if lookup is not None and late_rows == "predicted":
                 lookup.keeps_change = True
+        self._row_versions: list[int] = []
         self._starting = False
         self._ready: Prefetched | None = None
         self.trains_others = False
@@ -144,6 +145,25 @@ class PipelinedCollection:
                 prefetched.corrections[number] = correction
                 awaitable = _Corrected(awaitable, correction)
             prefetched.sent[number] = awaitable
+
+    def note_rows(self) -> None:
+        """Note that all changes of rows up to now are known."""
+        self._row_versions = self._versions_of_rows()
+
+    def check_rows(self) -> None:
+        """Check that nothing but updates in the backward pass has changed rows since they were noted.
+
+        Raises:
+            ValueError: something has, which corrections do not know of.
+        """
+        if self._late_rows == "corrected" and self._versions_of_rows() != self._row_versions:
+            raise ValueError(
+                "rows of tables changed outside of the backward pass, as if the model itself writes into "
+                "them; train.pipeline=prefetch has looked up rows before that: choose train.pipeline=ids"
+            )
+
+    def _versions_of_rows(self) -> list[int]:
+        return [lookup.weights._version for lookup in self._lookups.values() if lookup is not None]
 
     def look_up_parts(self, prefetched: Prefetched, parts: Sequence[KeyedJaggedTensor]) -> list[Prefetched]:
         """Look up the embeddings of a whole batch, and send those of its parts one after the other.

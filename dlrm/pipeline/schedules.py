@@ -198,12 +198,16 @@ class Prefetch(PipelinedSchedule):
         """See `PipelinedSchedule.passes`."""
         following = self.prefetched[0] if self.prefetched else ()
         for collection, own in zip(self.collections, prefetched, strict=True):
-            if not own.sent:
+            if own.sent:
+                collection.check_rows()
+            else:
                 collection.look_up(own)
+            collection.note_rows()
         for collection, own, before in zip(self.collections, following, prefetched, strict=False):
             collection.look_up(own, before)
         passed = self.call_with(batch, prefetched)
         for collection, own in zip(self.collections, following, strict=False):
+            collection.check_rows()
             if collection.trains_others:  # rows that corrections do not know of: to be looked up again
                 own.forget_lookups()
         self.advance_ids()
@@ -211,7 +215,8 @@ class Prefetch(PipelinedSchedule):
             for correction in own.corrections.values():
                 correction.send_places()
         passed.loss.backward()  # type: ignore[no-untyped-call]  # also updates the tables
-        for own in following:
+        for collection, own in zip(self.collections, following, strict=False):
+            collection.note_rows()
             for correction in own.corrections.values():
                 correction.send_rows()
         return passed

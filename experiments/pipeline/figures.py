@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from statistics import mean, median
+from statistics import median
 from typing import Final
 
 from experiments.harness.record import Row
@@ -146,10 +146,8 @@ def auto_ratio(row: Row) -> Ratio:
 
 def _over_cells(cells: Mapping[Cell, Row]) -> tuple[dict[str, float], dict[str, str]]:
     """Medians and extremes over cells, and the least ratios with intervals; notes name their cells."""
-    figures = {
-        f"auto_{name}_share": mean(row["chosen"] == name for row in cells.values())
-        for name in ("ids", "prefetch")
-    }
+    chosen = [row["chosen"] for row in cells.values()]
+    figures = {f"auto_{name}_share": chosen.count(name) / len(chosen) for name in ("ids", "prefetch")}
     worst = {"auto_worst_ratio": {cell: auto_ratio(row) for cell, row in cells.items()}}
     for name in dict.fromkeys(name for row in cells.values() for name in contenders(row)):
         of_name = {cell: row for cell, row in cells.items() if name in contenders(row)}

@@ -7,10 +7,12 @@ most 3,000 rows, batch 1024). The command requires root. In each cell the schedu
 turns on the same batches in the same processes, in a new random order every round; a turn begins with steps
 that are not timed. Each cell is a row of the result; an interrupted command continues with the next.
 
-Schedules: `none`, `ids` and `prefetch` (exact), `waves` (two half batches, exact but for rounding) and `tick_tock`
-(the same with each gradient used twice), both not with operator splitting, `delayed` (rows and dense
-gradients one step late) and `delayed_dense` (dense gradients alone, with `train.late_rows=corrected`). `auto`
-chooses before the rounds. Figures of times end in `1gbps`, `5gbps`, `25gbps` or `unthrottled`, after `_SHAPE`
+Schedules: `none`, `ids` and `prefetch` (exact), `waves` (two half batches, exact but for rounding) and
+`tick_tock` (the same with each gradient used twice), both not with operator splitting, `delayed` (rows and
+dense gradients one step late) and `delayed_dense` (dense gradients alone, with
+`train.late_rows=corrected`). `auto` chooses before the rounds.
+
+Figures of times end in `1gbps`, `5gbps`, `25gbps` or `unthrottled`, after `_SHAPE`
 unless that is `terabyte` and `_4_workers` unless there are 2, e.g. `prefetch_speedup_1gbps`,
 `prefetch_speedup_tiny_4_workers_25gbps`. Each is a median over rounds of the value within a round, with
 `..._low` and `..._high`, its 95 % interval (bootstrap over rounds):
@@ -40,8 +42,8 @@ interval of the cell that notes name:
 
 - `SCHEDULE_worst_ratio`: least speed-up of all cells.
 - `auto_worst_ratio`: least throughput of what `auto` chooses in a cell, on its first batches, over the
-  fastest exact schedule (`none`, `ids`, `prefetch`, `waves`): every other round selects that one and the others
-  compare, and the other way round. Exactly 1 where `auto` chose it.
+  fastest exact schedule (`none`, `ids`, `prefetch`, `waves`): every other round selects that one and the
+  others compare, and the other way round. Exactly 1 where `auto` chose it.
 
 `auto_ids_share` and `auto_prefetch_share` are the shares of the cells in which `auto` chose these.
 

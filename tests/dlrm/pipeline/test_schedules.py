@@ -129,6 +129,37 @@ def test_models_may_look_up_more_or_less_than_they_did_first(shard_model, make_b
         assert torch.equal(table, results[1][1][name]), name
 
 
+class Shrinking(torch.nn.Module):
+    """Shrinks its tables itself, from its third batch on."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.calls = inner, 0
+
+    def forward(self, dense, sparse):
+        self.calls += 1
+        if self.calls > 2:
+            with torch.no_grad():
+                for name, weights in self.inner.named_parameters():
+                    if ".embedding_bags." in name:
+                        weights.mul_(0.5)
+        return self.inner(dense, sparse)
+
+
+@pytest.mark.parametrize("in_evaluation", [False, True])
+def test_rows_that_the_model_itself_changes_are_told(in_evaluation, shard_model, make_batch):
+    batches = [make_batch(16, seed) for seed in range(4)]
+    model = Shrinking(click_model(shard_model))
+    schedule = Prefetch(model)
+    for number in range(2):
+        schedule.step(batches[number], lambda count, number=number: batches[number + 1 :][:count])
+    if in_evaluation:
+        with torch.no_grad():
+            model(batches[3].dense, batches[3].sparse)
+    with pytest.raises(ValueError, match=r"changed outside of the backward pass, .*train.pipeline=ids"):
+        schedule.step(batches[2], lambda count: batches[3:])
+
+
 @pytest.mark.parametrize("wrapper", [Whimsical, Transforming])
 def test_halves_of_a_batch_need_one_call_with_its_ids(wrapper, shard_model, make_batch):
     schedule = Waves(wrapper(click_model(shard_model)))
