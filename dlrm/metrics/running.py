@@ -41,7 +41,7 @@ class RunningAuc:
     """
 
     def __init__(self, device: torch.device, window: int = WINDOW) -> None:
-        self._ring = torch.empty(2, window, dtype=torch.float32, device=device)
+        self._ring = torch.zeros(2, window, dtype=torch.float32, device=device)
         self._window = window
         self._seen = 0
 

@@ -9,7 +9,16 @@ from data.batch import Batch
 
 
 def half_sizes(num_samples: int) -> tuple[int, int]:
-    """Samples of the two halves of a batch; with an odd number the first has one more."""
+    """Samples of the two halves of a batch; with an odd number the first has one more.
+
+    Raises:
+        ValueError: there is nothing to halve.
+    """
+    if num_samples < 2:
+        raise ValueError(
+            "train.pipeline=waves halves the batch of each rank, which has one sample: let "
+            "data.global_batch_size be at least twice the number of ranks, or choose prefetch"
+        )
     return num_samples - num_samples // 2, num_samples // 2
 
 

@@ -6,6 +6,11 @@ import torch
 from dlrm.pipeline.halves import half_sizes, parts_of
 
 
+def test_a_batch_of_one_sample_is_not_halved():
+    with pytest.raises(ValueError, match=r"one sample: let data.global_batch_size be at least"):
+        half_sizes(1)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("multi_hot", [False, True])
 @pytest.mark.parametrize("size", [2, 5])
