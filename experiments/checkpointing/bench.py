@@ -101,10 +101,10 @@ class Bench:
             return  # it is warm
         self._open()
         self.round(backwards=True)  # CPR first, so that its buffers do not fragment the memory that DCP frees
-        little_bytes = _across([shard_bytes(self._shards)])[0] / 16
+        little_bytes = across([shard_bytes(self._shards)])[0] / 16
         for name in ("dcp save", "dcp async"):
             for _ in range(MOST_WARM_UPS):
-                measured = self._measure(name, partial(self._savers.__getitem__, name))
+                measured = self.measure(name, partial(self._savers.__getitem__, name))
                 self._remove(name)
                 if measured["extra_bytes"] < little_bytes:  # both are the same on all ranks
                     break
@@ -114,7 +114,7 @@ class Bench:
         names = list(self._savers)
         saves = {}
         for name in reversed(names) if backwards else names:
-            saves[name] = self._measure(name, partial(self._savers.__getitem__, name))
+            saves[name] = self.measure(name, partial(self._savers.__getitem__, name))
             if name != "dcp save":
                 self._remove(name)
         loads: dict[str, float] = {}
@@ -139,14 +139,14 @@ class Bench:
             moment: Moment = "rolling" if name == "ours rolling" else "consistent"
             return OurSave(self._scratch / name, made[0], moment)
 
-        measured = self._measure(name, make)
+        measured = self.measure(name, make)
         for checkpointer in made:
             checkpointer.close()
         self._remove(name, also_ours=True)
         return measured
 
-    def _measure(self, name: str, make: Callable[[], Saver]) -> Measured:
-        """Measure one save during training; all times are those of the slowest rank."""
+    def measure(self, name: str, make: Callable[[], Saver]) -> Measured:
+        """Measure one save during training by what `make` makes; all times are those of the slowest rank."""
         step_s = median(self._training.timed_steps(self._job.steps_before))
         before_bytes = resident_bytes()
         saver = make()
@@ -163,10 +163,10 @@ class Bench:
         num_bytes = saver.finish()
         steps, steps_after = len(waits_s) - 1, len(waits_after_s)
         committed_s = (watch.committed_at or begun) - began if steps else waits_s[0]
-        slowest = _across([wall_s, after_s, committed_s, watch.peak_bytes - before_bytes])
+        slowest = across([wall_s, after_s, committed_s, watch.peak_bytes - before_bytes])
         wall_s, after_s, committed_s, extra_bytes = slowest
         measured = {
-            "blocked_s": sum(_across(waits_s)),
+            "blocked_s": sum(across(waits_s)),
             "committed_s": committed_s,
             "wall_s": wall_s,
             "steps": steps,
@@ -184,7 +184,7 @@ class Bench:
     def _train_until(self, over: Callable[[], bool], saver: Saver) -> list[float]:
         """Train until `over` on all ranks; returns the seconds that each step waited for the saver."""
         waits_s: list[float] = []
-        everywhere = bool(_across([float(over())], "min")[0])
+        everywhere = bool(across([float(over())], "min")[0])
         while not everywhere:
             before_s = saver.held_up_s
             everywhere = self._training.step(over())
@@ -206,7 +206,7 @@ class Bench:
             dist.barrier()
             began = perf_counter()
             load()
-            found[f"{side} {state}"] = _across([perf_counter() - began])[0]
+            found[f"{side} {state}"] = across([perf_counter() - began])[0]
             if not all(map(torch.equal, self._probe(), self._probes[folder])):
                 raise RuntimeError(f"{side} did not load what it had saved")
             self._training.step()
@@ -234,7 +234,7 @@ class Bench:
         dist.barrier()
 
 
-def _across(values: Sequence[float], how: str = "max") -> list[float]:
+def across(values: Sequence[float], how: str = "max") -> list[float]:
     """Reduce each value to its largest (`max`) or smallest (`min`) over all ranks."""
     tensor: Tensor = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(tensor, dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.MIN)

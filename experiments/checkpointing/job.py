@@ -6,6 +6,7 @@ from itertools import cycle
 
 from dlrm.config.recipe import load_config
 from dlrm.launch.device import Ranks
+from dlrm.training.data import Inputs
 from experiments.harness.training import Training
 from experiments.harness.workload import TimedBatches, Workload, inputs_of
 
@@ -17,7 +18,12 @@ class TrainingJob:
     recipe: str = "terabyte"
     """Of `dlrm/recipes`; decides the network."""
     rows: int = 390_000
-    """Rows of each of the 26 tables, 64 columns, row-wise Adagrad: 2.6 GB in all."""
+    """Rows of each table, with row-wise Adagrad; with 26 tables of 64 columns 2.6 GB in all."""
+    num_tables: int = 26
+    columns: int | None = None
+    """Of each table; None: those of the recipe."""
+    ids_per_sample: int | None = None
+    """See `Workload`."""
     global_batch_size: int = 2048
     """Samples in a step, over all processes."""
     steps_before: int = 25
@@ -34,9 +40,17 @@ class TrainingJob:
 
 def start_training(job: TrainingJob, ranks: Ranks, initialize: bool = True) -> Training:
     """Set up the recipe of `job` with its tables, sharded table-wise."""
+    inputs = training_inputs(job, ranks)
+    return Training(inputs, cycle(list(inputs.loader)), initialize)
+
+
+def training_inputs(job: TrainingJob, ranks: Ranks) -> Inputs:
+    """Configuration and batches of a job."""
     workload = Workload(
         recipe=job.recipe,
         rows=job.rows,
+        num_tables=job.num_tables,
+        ids_per_sample=job.ids_per_sample,
         global_batch_size=job.global_batch_size,
         num_batches=job.num_batches,
         seed=job.seed,
@@ -51,6 +65,8 @@ def start_training(job: TrainingJob, ranks: Ranks, initialize: bool = True) -> T
         'sharding.kinds=["table_wise"]',
         "sharding.data_parallel_rows=0",
     ]
+    if job.columns is not None:
+        *hidden, _ = load_config(workload.recipe, []).model.bottom_mlp
+        overrides += [f"model.embedding_dim={job.columns}", f"model.bottom_mlp={[*hidden, job.columns]}"]
     config = load_config(workload.recipe, overrides)
-    inputs = inputs_of(config, workload.recipe, ranks, workload.features, batches)
-    return Training(inputs, cycle(list(batches)), initialize)
+    return inputs_of(config, workload.recipe, ranks, workload.features, batches)

@@ -1,7 +1,8 @@
 """Settings, tables and batches of `experiments.throughput`, shared by its launcher and its workers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
 from typing import Final, cast
 
@@ -72,7 +73,11 @@ class Workload:
     recipe: str = "terabyte"
     """Of `dlrm/recipes`."""
     rows: int = 100_000
-    """Rows of each of the 26 tables."""
+    """Rows of each table."""
+    num_tables: int = len(CATEGORY_NAMES)
+    """Tables, each with a feature of its own."""
+    ids_per_sample: int | None = None
+    """Ids of a sample, spread evenly over the features, the first ones first; None: one a feature."""
     global_batch_size: int = 2048
     """Samples in a step, over all processes."""
     warm_up_steps: int = 15
@@ -87,7 +92,13 @@ class Workload:
     @property
     def features(self) -> tuple[Feature, ...]:
         """The features of the data set, each with a table of its own."""
-        return tuple(Feature(name=name, rows=self.rows) for name in CATEGORY_NAMES)
+        return tuple(Feature(name=f"cat_{place}", rows=self.rows) for place in range(self.num_tables))
+
+    @property
+    def bag_sizes(self) -> tuple[int, ...]:
+        """Ids of a sample by feature."""
+        ids = self.num_tables if self.ids_per_sample is None else self.ids_per_sample
+        return tuple((ids + place) // self.num_tables for place in reversed(range(self.num_tables)))
 
     def batches(self, rank: int, world_size: int) -> list[Batch]:
         """This rank's part of each global batch, with int64 ids skewed like Criteo's."""
@@ -97,17 +108,19 @@ class Workload:
         made = []
         for number in range(self.num_batches):
             rng = np.random.default_rng([self.seed, number])
-            ids = popularity.ids(rng.random((len(CATEGORY_NAMES), self.global_batch_size)))
-            made.append(part_of_batch(ids, rng, mine))
+            ids = popularity.ids(rng.random((sum(self.bag_sizes), self.global_batch_size)))
+            made.append(part_of_batch(ids, rng, mine, self.bag_sizes))
         return made
 
 
-def part_of_batch(ids: Ids, rng: np.random.Generator, mine: slice) -> Batch:
-    """A rank's part of a global batch of ids `[F, B]`, with random dense values and labels."""
+def part_of_batch(
+    ids: Ids, rng: np.random.Generator, mine: slice, bag_sizes: Sequence[int] | None = None
+) -> Batch:
+    """A rank's part of a global batch of ids (see `bags`), with random dense values and labels."""
     size: int = ids.shape[1]
     dense = rng.random((size, len(DENSE_NAMES)), dtype=np.float32)[mine]
     labels = rng.integers(2, size=size)[mine].astype(np.float32)
-    sparse = one_hot(ids[:, mine])
+    sparse = one_hot(ids[:, mine]) if bag_sizes is None else bags(ids[:, mine], bag_sizes)
     return Batch(torch.from_numpy(dense), sparse, torch.from_numpy(labels), num_valid=len(labels))
 
 
@@ -135,17 +148,30 @@ def inputs_of(
 
 
 def one_hot(ids: Ids) -> KeyedJaggedTensor:
-    """Pack ids `[F, B]`, one per feature and sample, with the caches that TorchRec would compute itself."""
-    num_features, size = ids.shape
+    """Pack ids `[F, B]`, one per feature and sample; see `bags`."""
+    return bags(ids, [1] * len(ids))
+
+
+def bags(ids: Ids, sizes: Sequence[int]) -> KeyedJaggedTensor:
+    """Pack ids of features `cat_0`, `cat_1`, ..., with the caches that TorchRec would compute itself.
+
+    Args:
+        ids: int64 `[sum(sizes), B]`, by feature.
+        sizes: ids of a sample, by feature.
+    """
+    size, names = ids.shape[1], [f"cat_{place}" for place in range(len(sizes))]
+    lengths = torch.tensor(sizes).repeat_interleave(size)
+    ends = np.cumsum([0, *sizes])
+    parts = [ids[begin:end].T.reshape(-1) for begin, end in pairwise(ends)]
     return KeyedJaggedTensor(
-        keys=list(CATEGORY_NAMES),
-        values=torch.from_numpy(np.ascontiguousarray(ids).reshape(-1)),
-        lengths=torch.ones(num_features * size, dtype=torch.int64),
-        offsets=torch.arange(num_features * size + 1),
+        keys=names,
+        values=torch.from_numpy(np.concatenate(parts)),
+        lengths=lengths,
+        offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
         stride=size,
-        length_per_key=[size] * num_features,
-        offset_per_key=[size * place for place in range(num_features + 1)],
-        index_per_key={name: place for place, name in enumerate(CATEGORY_NAMES)},
+        length_per_key=[size * each for each in sizes],
+        offset_per_key=[size * int(end) for end in ends],
+        index_per_key={name: place for place, name in enumerate(names)},
     )
 
 

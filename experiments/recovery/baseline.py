@@ -2,9 +2,9 @@
 
 A careful user of TorchRec has this without our project: after a failure torchrun starts all workers again,
 and each loads its part of the newest checkpoint, tables and optimizer. The launcher sets
-`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which plain torchrun's restarts fail more often than not. The
-checkpoint is ready, and tables are initialised once, in TorchRec's own way. With `"save": true` in the job,
-which comes as JSON on the command line, the worker makes that checkpoint and ends.
+`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which plain torchrun's restarts fail more often than not. A
+worker without a checkpoint makes it after its first step, and measures what that and a step cost. Tables are
+initialised once, in TorchRec's own way. The job comes as JSON on the command line.
 """
 # ruff: noqa: PLC0415  # imports are what is timed
 
@@ -25,13 +25,13 @@ def main() -> int:
     import logging
 
     import torch
-    import torch.distributed as dist
 
     from dlrm.launch.device import Ranks
     from dlrm.launch.malloc import keep_freed_memory
     from dlrm.training.build import start_process_group
     from experiments.checkpointing.baselines import DcpSave
     from experiments.checkpointing.job import TrainingJob, start_training
+    from experiments.recovery.costs import of_rival
 
     logging.getLogger("torchrec").setLevel(logging.ERROR)
     keep_freed_memory()
@@ -39,19 +39,20 @@ def main() -> int:
     ranks = Ranks.from_environment()
     start_process_group(ranks, torch.device("cpu"))
     reached("met")
-    training = start_training(TrainingJob(**request["job"]), ranks, initialize=False)
+    job = TrainingJob(**request["job"])
+    training = start_training(job, ranks, initialize=False)
     checkpoint = DcpSave(Path(request["saved"]), training.model)
     reached("built")
-    if request["save"]:
-        checkpoint.begin()
-        dist.destroy_process_group()
-        return 0
-    checkpoint.load()
+    is_saved = checkpoint.folder.exists()
+    if is_saved:
+        checkpoint.load()
     reached("restored")
     for step in count():
         training.step()
         if step == 0:
-            reached("stepped")
+            reached("stepped", memory=None)
+            if not is_saved:
+                reached("measured", **of_rival(training, job, checkpoint))
     raise AssertionError("training ends only from outside")
 
 

@@ -18,9 +18,9 @@ from experiments.recovery.timeline import mark
 def prepare() -> None:
     """Import what `work` needs, once for all forks."""
     import cpr.session
-    import experiments.checkpointing.job
+    import experiments.recovery.costs
 
-    assert cpr.session, experiments.checkpointing.job
+    assert cpr.session, experiments.recovery.costs
 
 
 def work() -> int:
@@ -32,27 +32,32 @@ def work() -> int:
     from cpr.session import PartialRecovery
     from dlrm.launch.device import Ranks
     from dlrm.launch.malloc import keep_freed_memory
+    from dlrm.sharding.tables import initialize_tables
     from experiments.checkpointing.job import TrainingJob, start_training
+    from experiments.recovery.costs import of_ours
 
     logging.getLogger("torchrec").setLevel(logging.ERROR)
     keep_freed_memory()
     reached("imported")
-    recovery = PartialRecovery(request["saved"])
+    job, saved = TrainingJob(**request["job"]), Path(request["saved"])
+    recovery = PartialRecovery(str(saved))
     with recovery:
         recovery.init_process_group("gloo")
         reached("met")
         with recovery.building():
-            training = start_training(
-                TrainingJob(**request["job"]), Ranks.from_environment(), initialize=False
-            )
+            training = start_training(job, Ranks.from_environment(), initialize=False)
+        if not recovery.tables_adopted:
+            initialize_tables(training.model, job.seed)
         reached("built")
         recovery.restore(training.model, states={"optimizers": training.optimizers})
         reached("restored")
         for step in count():
             training.step()
-            recovery.step(request["job"]["global_batch_size"])
+            recovery.step(job.global_batch_size)
             if step == 0:
-                reached("stepped")
+                reached("stepped", memory=str(recovery.memory_folder))
+                if request["measures"] and not recovery.recoveries[1:]:
+                    reached("measured", **of_ours(training, job, recovery.checkpointer, saved))
     raise AssertionError("training ends only from outside")
 
 

@@ -13,7 +13,9 @@ That nothing is lost, bit for bit, is not measured but tested (`tests/system/rec
 run by `experiments.recovery_soak`.
 """
 
+import random
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -28,11 +30,13 @@ from experiments.harness.command import experiment_parser
 from experiments.harness.record import QUICK, Record, Row
 from experiments.harness.statistics import median_figures
 from experiments.recovery.timeline import EVENTS
-from experiments.recovery.timing import Timing
+from experiments.recovery.timing import CONTENDERS, saved_in, timed_run
 
 ROUNDS: Final = 5
 WORLD_SIZES: Final[tuple[int, ...]] = (2, 4)
 SEED: Final = 1
+TRAINING_S: Final = (3.0, 5.0)
+"""The kill comes at a seeded random time in this range after the first step of all ranks."""
 SCRATCH: Final = Path("runs") / "recovery"
 """Checkpoints, up to 6 GB, under the current folder; deleted at the end."""
 LABELS: Final = {
@@ -55,15 +59,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = asdict(job) | {"world_sizes": sizes, "rounds": rounds}
     record = Record("recovery", config, seeds=[SEED], quick=options.quick)
     scratch = QUICK / "recovery" if options.quick else SCRATCH
-    timing = Timing(job, scratch, SEED)
     try:
         for size in sizes:
             for number in range(rounds):
-                record.measure(f"{size} workers, round {number}", partial(timing.round, number, size))
+                record.measure(
+                    f"{size} workers, round {number}", partial(measure_round, number, job, size, scratch)
+                )
                 print(f"{size} workers, round {number}: stored", flush=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return record.publish(figures_of(record.rows), draw)
+
+
+def measure_round(number: int, job: TrainingJob, world_size: int, scratch: Path) -> Row:
+    """Seconds of each phase of one restart of each contender; they take turns in coming first."""
+    if not saved_in(scratch, "rival", world_size).exists():
+        with timed_run("rival", job, world_size, scratch, measures=True) as run:
+            run.wait_for("measured")
+    took = {}
+    for name in list(CONTENDERS)[:: -1 if number % 2 else 1]:
+        rng = random.Random(f"{SEED} {number} {world_size}")  # the same for both contenders
+        victim, trains_s = rng.randrange(world_size), rng.uniform(*TRAINING_S)
+        with timed_run(name, job, world_size, scratch, measures=False) as run:
+            run.wait_for("stepped")
+            time.sleep(trains_s)
+            took[name] = run.kill(victim)
+    return {"round": number, "world_size": world_size, "phases": took}
 
 
 def figures_of(rows: Sequence[Row]) -> dict[str, float]:

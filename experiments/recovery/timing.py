@@ -1,96 +1,113 @@
-"""From `kill -9` of a worker to the first new training step: rows of `experiments.recovery`."""
+"""Starts runs of both contenders, kills their workers, and reads off when they have reached what."""
 
 import json
 import os
-import random
+import shutil
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import psutil
 
 from experiments.checkpointing.job import TrainingJob
 from experiments.harness.launch import Launch, running, torchrun_command
-from experiments.harness.record import Row
-from experiments.recovery.timeline import have_all, phases, read_marks
+from experiments.recovery.timeline import Mark, have_all, phases, read_marks
 
 CONTENDERS: Final = {"ours": "experiments.recovery.ours", "rival": "experiments.recovery.baseline"}
-FRESH_STORE: Final = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+FRESH_STORE: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """What plain torchrun needs for the ranks to find each other after a restart; CPR does without."""
-TRAINING_S: Final = (3.0, 5.0)
-"""The kill comes at a seeded random time in this range after the first step of all ranks."""
 PATIENCE_S: Final = 240.0
 """Longest that a start or a restart may take before the measurement is given up."""
 POLL_S: Final = 0.05
 
 
-class Timing:
-    """Starts runs, kills a worker of each, and reads off how long each phase of the restart took.
+class TimedRun:
+    """A run of a contender under torchrun; made by `timed_run`."""
 
-    Args:
-        job: the model.
-        scratch: folder for checkpoints and timelines; the caller removes it.
-        seed: decides which worker is killed, and when.
-    """
+    def __init__(self, launch: Launch, timeline: Path, world_size: int, began: float) -> None:
+        self._launch, self._timeline, self._world_size = launch, timeline, world_size
+        self._began = began
+        """When the newest generation of workers was called for."""
+        self.generation = 0
 
-    def __init__(self, job: TrainingJob, scratch: Path, seed: int) -> None:
-        self._job, self._scratch, self._seed = job, scratch.absolute(), seed
-        self._timeline = self._scratch / "timeline.jsonl"
+    def wait_for(self, event: str) -> dict[str, float]:
+        """Wait until every rank of this generation has reached `event`.
 
-    def round(self, number: int, world_size: int) -> Row:
-        """Seconds of each phase of one restart of each contender; they take turns in coming first."""
-        if not self._saved("rival", world_size).exists():
-            with self._run("rival", world_size, save=True) as launch:
-                launch.check_ended_well()
-        names = list(CONTENDERS)[:: -1 if number % 2 else 1]
-        took = {name: self._restart(name, number, world_size) for name in names}
-        return {"round": number, "world_size": world_size, "phases": took}
-
-    def _restart(self, name: str, number: int, world_size: int) -> dict[str, float]:
-        rng = random.Random(f"{self._seed} {number} {world_size}")  # the same for both contenders
-        victim, trains_s = rng.randrange(world_size), rng.uniform(*TRAINING_S)
-        with self._run(name, world_size) as launch:
-            self._wait_for_steps(launch, 0, world_size)
-            time.sleep(trains_s)
-            pids = {mark["rank"]: mark["pid"] for mark in read_marks(self._timeline)}
-            killed_at = time.time()
-            os.kill(pids[victim], signal.SIGKILL)
-            self._wait_for_steps(launch, 1, world_size)
-        return phases(read_marks(self._timeline), 1, killed_at)
-
-    def _wait_for_steps(self, launch: Launch, generation: int, world_size: int) -> None:
-        """Wait until every rank of a generation has done a step.
+        Returns:
+            Seconds of each phase until then, from the launch or from the newest kill.
 
         Raises:
             RuntimeError: the launcher ended or the wait took too long; the message holds the end of its
                 output.
         """
         deadline = time.monotonic() + PATIENCE_S
-        while not have_all(read_marks(self._timeline), "stepped", generation, world_size):
-            if (status := launch.process.poll()) is not None:
-                raise launch.failure(f"ended with status {status}")
+        while not have_all(read_marks(self._timeline), event, self.generation, self._world_size):
+            if (status := self._launch.process.poll()) is not None:
+                raise self._launch.failure(f"ended with status {status}")
             if time.monotonic() > deadline:
-                raise launch.failure("took too long")
+                raise self._launch.failure("took too long")
             time.sleep(POLL_S)
+        return phases(read_marks(self._timeline), self.generation, self._began)
 
-    @contextmanager
-    def _run(self, name: str, world_size: int, save: bool = False) -> Iterator[Launch]:
-        """A run of a contender with a timeline of its own, ended at the end of the block."""
-        self._scratch.mkdir(parents=True, exist_ok=True)
-        self._timeline.unlink(missing_ok=True)
-        request = {
-            "job": asdict(self._job),
-            "timeline": str(self._timeline),
-            "saved": str(self._saved(name, world_size)),
-            "save": save,
+    def marks(self, event: str) -> dict[int, Mark]:
+        """What the ranks of this generation have recorded with an event, by rank."""
+        found = read_marks(self._timeline)
+        return {
+            each["rank"]: each
+            for each in found
+            if (each["event"], each["generation"]) == (event, self.generation)
         }
-        command = torchrun_command(CONTENDERS[name], [json.dumps(request)], world_size, restarts=3)
-        if name == "rival":
-            command = ["env", FRESH_STORE, *command]
-        with running(command, threads=1) as launch:
-            yield launch
 
-    def _saved(self, name: str, world_size: int) -> Path:
-        return self._scratch / f"{name}-{world_size}"
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """The launcher and all that it has started."""
+        launcher = psutil.Process(self._launch.process.pid)
+        return [launcher, *launcher.children(recursive=True)]
+
+    def kill(self, rank: int, *, with_memory: bool = False) -> dict[str, float]:
+        """Kill a worker with -9, and wait until every rank has done a new step; returns as `wait_for`.
+
+        `with_memory` also removes what CPR keeps of the worker in shared memory, as if its node were lost.
+        """
+        victim = self.marks("stepped")[rank]
+        if with_memory and victim["memory"]:
+            shutil.rmtree(victim["memory"])  # at once, as it is freed when the worker is dead
+        self._began = time.time()
+        os.kill(victim["pid"], signal.SIGKILL)
+        self.generation += 1
+        return self.wait_for("stepped")
+
+
+@contextmanager
+def timed_run(
+    name: str, job: TrainingJob, world_size: int, scratch: Path, threads: int = 1, **asked: Any
+) -> Iterator[TimedRun]:
+    """A run of one of `CONTENDERS`, ended at the end of the block.
+
+    Args:
+        name: of the contender.
+        job: the model.
+        world_size: number of workers.
+        scratch: folder for the contender's checkpoints and the timeline; the caller removes it.
+        threads: of each worker.
+        asked: more of what the worker is asked for.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    timeline = scratch.absolute() / "timeline.jsonl"
+    timeline.unlink(missing_ok=True)
+    saved = str(saved_in(scratch, name, world_size).absolute())
+    request = {"job": asdict(job), "timeline": str(timeline), "saved": saved, **asked}
+    command = torchrun_command(CONTENDERS[name], [json.dumps(request)], world_size, restarts=3)
+    environment = FRESH_STORE if name == "rival" else {}
+    began = time.time()
+    with running(command, threads=threads, environment=environment) as launch:
+        yield TimedRun(launch, timeline, world_size, began)
+
+
+def saved_in(scratch: Path, name: str, world_size: int) -> Path:
+    """Folder of a contender's checkpoints."""
+    return scratch / f"{name}-{world_size}"

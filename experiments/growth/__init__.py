@@ -1,0 +1,1 @@
+"""What grows as the work grows; see `run`."""

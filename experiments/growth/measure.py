@@ -1,0 +1,72 @@
+"""Measures one job of `experiments.growth` under both contenders."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from experiments.growth.axes import Point
+from experiments.harness.record import Row
+from experiments.harness.workload import CORES
+from experiments.recovery.timing import CONTENDERS, TimedRun, timed_run
+
+MEMORY: Final = Path("/dev/shm")
+
+
+def measure(point: Point, scratch: Path, order: int) -> Row:
+    """Costs of a job under both contenders, which take turns in coming first; deletes what they leave.
+
+    Returns:
+        By contender: `start`, `kill` and, of CPR, `node` and `resume`: seconds of each phase from the launch,
+        or from the kill, to a step of all ranks; the slowest rank's costs (`experiments.recovery.costs`);
+        `table_bytes`, `trained_bytes` and `peak_bytes`: those of all processes together.
+    """
+    row: Row = {"axis": point.axis, "value": point.value, "world_size": point.world_size}
+    for name in list(CONTENDERS)[:: -1 if order % 2 else 1]:
+        memory = MEMORY / f"growth-{os.getpid()}"
+        memory.mkdir(mode=0o700)
+        os.environ["CPR_RESIDENT_ROOT"] = str(memory)
+        try:
+            row[name] = _contender(name, point, scratch, memory)
+        finally:
+            del os.environ["CPR_RESIDENT_ROOT"]
+            shutil.rmtree(memory)
+            shutil.rmtree(scratch, ignore_errors=True)
+    return row
+
+
+def _contender(name: str, point: Point, scratch: Path, memory: Path) -> Row:
+    threads = max(1, CORES // point.world_size)
+    started: dict[str, Any] = {"scratch": scratch, "threads": threads, "measures": True}
+    found: Row = {}
+    with timed_run(name, point.job, point.world_size, **started) as run:
+        found["start"] = run.wait_for("stepped")
+        run.wait_for("measured")
+        found |= _costs(run)
+        found["kill"] = run.kill(point.world_size - 1)
+        if name == "ours" and point.world_size > 1:
+            found["node"] = run.kill(point.world_size - 1, with_memory=True)
+    if name == "ours":
+        for left in memory.iterdir():
+            shutil.rmtree(left)
+        with timed_run(name, point.job, point.world_size, **started | {"measures": False}) as run:
+            found["resume"] = run.wait_for("stepped")
+    return found
+
+
+def _costs(run: TimedRun) -> Row:
+    measured = run.marks("measured").values()
+    others = [process for process in run.processes if process.pid not in {each["pid"] for each in measured}]
+    others_bytes = sum(process.memory_full_info().uss for process in others)
+    found: Row = {}
+    for name in set.intersection(*map(set, measured)):
+        values = [each[name] for each in measured]
+        if name.endswith("_s"):
+            found[name] = max(values)
+        elif name in {"trained_bytes", "peak_bytes"}:
+            found[name] = sum(values) + others_bytes
+        elif name == "table_bytes":
+            found[name] = sum(values)
+        elif name.endswith("_bytes"):
+            found[name] = values[0]  # of all ranks together
+    return found
