@@ -6,9 +6,7 @@ TorchRec's DLRM under TrainPipelineSparseDist. All train on the same batches in 
 
 import json
 import tempfile
-from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -76,19 +74,10 @@ class _Batches(TimedBatches):
         self._copies = CopyAhead(device) if on_gpu and copies_ahead else None
         if on_gpu:
             self._batches = [batch.pin_memory() for batch in self._batches]
-        self._unseen: Iterator[Batch] = iter(())
-        self._ahead: deque[Batch] = deque()
 
-    def __iter__(self) -> Iterator[Batch]:
-        batches = super().__iter__()
-        self._unseen = batches if self._copies is None else self._copies.over(batches)
-        while self.upcoming(1):
-            yield self._ahead.popleft()
-
-    def upcoming(self, count: int) -> list[Batch]:
-        """See `data.loader.DataLoader.upcoming`."""
-        self._ahead += islice(self._unseen, max(0, count - len(self._ahead)))
-        return list(islice(self._ahead, count))
+    def _epoch(self) -> Iterator[Batch]:
+        batches = super()._epoch()
+        return batches if self._copies is None else self._copies.over(batches)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

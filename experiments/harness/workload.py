@@ -1,8 +1,9 @@
 """Settings, tables and batches of `experiments.throughput`, shared by its launcher and its workers."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from time import perf_counter
 from typing import Final, cast
 
@@ -205,6 +206,8 @@ class TimedBatches:
         self._batches = workload.batches(rank, world_size)
         self._steps = steps
         self._after_step = after_step
+        self._unseen: Iterator[Batch] = iter(())
+        self._ahead: deque[Batch] = deque()
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -212,9 +215,18 @@ class TimedBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of one epoch."""
-        for step in range(self._steps):
+        self._unseen = self._epoch()
+        while self.upcoming(1):
             start_s = perf_counter()
-            yield self._batches[step % len(self._batches)]
+            yield self._ahead.popleft()
             self.took_s.append(perf_counter() - start_s)
             self._after_step()
         self.epoch += 1
+
+    def upcoming(self, count: int) -> list[Batch]:
+        """See `data.loader.DataLoader.upcoming`."""
+        self._ahead += islice(self._unseen, max(0, count - len(self._ahead)))
+        return list(islice(self._ahead, count))
+
+    def _epoch(self) -> Iterator[Batch]:
+        return islice(cycle(self._batches), self._steps)

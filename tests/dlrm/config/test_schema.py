@@ -69,10 +69,10 @@ from dlrm.config.schema import Config, ShardingConfig
         ),
         (["comm.exchange=selsync", "dense.optimizer=lamb"], "comm.exchange=selsync has no whole mean"),
         (["train.pipeline=delayed", "train.delay_steps=2"], "train.delay_steps is 2; choose 1"),
-        (["train.delay_steps=0"], "train.pipeline is none: leave them out, or set train.pipeline=delayed"),
+        (["train.delay_steps=0"], "train.pipeline is ids: leave them out, or set train.pipeline=delayed"),
         (
             ["train.compensation=spike"],
-            "train.pipeline is none: leave them out, or set train.pipeline=delayed",
+            "train.pipeline is ids: leave them out, or set train.pipeline=delayed",
         ),
         (
             ["train.pipeline=delayed", "train.delay_steps=0", "train.compensation=spike"],
