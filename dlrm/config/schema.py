@@ -571,11 +571,12 @@ class TrainConfig:
     pipeline: Literal["none", "ids", "prefetch", "auto", "waves", "delayed"] = "ids"
     """What ranks exchange while the model computes. `none`: nothing. `ids`: the next batch's ids. `prefetch`:
     the next batch's embeddings and the ids of the batch after it; rows that change meanwhile are sent again.
-    The results of both are those of `none` to the last bit; one worker alone exchanges nothing. `auto`: time all three in turns on the first 195
-    batches, and keep the fastest. `waves`: a batch is computed in two halves, and one half's embeddings and
-    their gradients travel while the other computes; the results are those of `none` to rounding, unless the
-    loss compares the samples of a batch. `delayed`: the next batch's embeddings, without the last update of
-    their rows, and the last batch's dense gradients, which are applied a step late."""
+    The results of both are those of `none` to the last bit; one worker alone exchanges nothing. `auto`: time
+    all three in turns on the first 195 batches, and keep the fastest. `waves`: a batch is computed in two
+    halves, and one half's embeddings and their gradients travel while the other computes; the results are
+    those of `none` to rounding, unless the loss compares the samples of a batch. `delayed`: the next batch's
+    embeddings, without the last update of their rows, and the last batch's dense gradients, which are applied
+    a step late."""
     wave_updates: Literal["sum", "tick_tock"] = "sum"
     """`waves`: one update with the gradients of both halves (`sum`); or each half batch is a wave of its own
     with a replica of the dense parameters, each gradient is used in its replica and, a wave later, in the

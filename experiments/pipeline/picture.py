@@ -14,7 +14,6 @@ from experiments.pipeline.exchanges import KINDS
 from experiments.pipeline.figures import Cell, cells_of, computing_s, contenders, speedup
 from experiments.pipeline.quality import deltas
 from experiments.pipeline.schedules import NONE
-from experiments.splitting.figures import link_name
 
 LABELS: Final = {
     "ids": "ids alone (exact)",
@@ -31,7 +30,7 @@ def draw(result: Row, folder: Path) -> None:
     """Draw speed above the parts of a step, a column for each shape and number of workers, and AUC below."""
     cells = cells_of(result["rows"])
     layouts = list(dict.fromkeys((cell.shape, cell.workers) for cell in cells))
-    figure = Figure(figsize=(2.4 + 2.3 * len(layouts), 10), layout="constrained")
+    figure = Figure(figsize=(2 + 1.6 * len(layouts), 10), layout="constrained")
     grid = figure.add_gridspec(3, len(layouts), height_ratios=[1.2, 1, 0.8])
     speeds = [figure.add_subplot(grid[0, column]) for column in range(len(layouts))]
     parts = [figure.add_subplot(grid[1, column]) for column in range(len(layouts))]
@@ -42,11 +41,12 @@ def draw(result: Row, folder: Path) -> None:
         rows = {cell: row for cell, row in cells.items() if (cell.shape, cell.workers) == layout}
         _draw_speed(speeds[place], rows)
         _draw_parts(parts[place], rows)
-        speeds[place].set_title(f"{layout[0]}, {layout[1]} workers", fontsize=10)
+        speeds[place].set_title(f"{layout[0]},\n{layout[1]} workers", fontsize=10)
     speeds[0].set_ylabel("throughput over `none`\n(bars: 95 % interval)")
     parts[0].set_ylabel("% of a step under `none`")
-    speeds[0].legend(fontsize=8)
-    parts[-1].legend(fontsize=8)
+    # the colours of a column with all contenders
+    figure.legend(*speeds[0].get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
+    figure.legend(*parts[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     _draw_auc(figure.add_subplot(grid[2, :]), deltas(result["rows"]))
     figure.savefig(folder / "pipeline.png", dpi=110)
 
@@ -87,13 +87,14 @@ def _share(row: Row, part: str) -> float:
 
 
 def _name_links(axes: Axes, rows: Mapping[Cell, Row]) -> None:
-    names = [link_name(cell.gbit_per_s).replace(" ", "\n") for cell in rows]
+    names = ["∞" if cell.gbit_per_s is None else f"{cell.gbit_per_s:g}" for cell in rows]
     axes.set_xticks(range(len(names)), names, fontsize=8)
+    axes.set_xlabel("Gb/s", fontsize=8)
 
 
 def _draw_auc(axes: Axes, found: Mapping[str, Sequence[float]]) -> None:
     axes.axhline(0, color="black", linewidth=0.8)
     for place, of_seeds in enumerate(found.values()):
         axes.plot([place] * len(of_seeds), [TEN_THOUSANDTHS * each for each in of_seeds], "o", alpha=0.6)
-    axes.set_xticks(range(len(found)), [name.replace("_", " ") for name in found], fontsize=8)
+    axes.set_xticks(range(len(found)), [name.replace("_", "\n") for name in found], fontsize=8)
     axes.set_ylabel("AUC minus that of `none`,\nin 1e-4, by seed")
