@@ -21,7 +21,7 @@ METRICS: Final[Mapping[str, Callable[[Row], float | None]]] = {
     "save_wait": lambda row: row.get("save_blocked_s"),
     "save": lambda row: row.get("save_committed_s"),
     "row_save": lambda row: row.get("row_save_committed_s"),
-    "load": lambda row: row.get("resume", row.get("kill", {})).get("restored"),
+    "load": lambda row: (row.get("resume") or row.get("kill") or {}).get("restored"),
     "kill": lambda row: _total(row, "kill"),
     "node": lambda row: _total(row, "node"),
     "memory": lambda row: row["peak_bytes"] - row["table_bytes"] if "peak_bytes" in row else None,

@@ -76,7 +76,7 @@ def _tracking_s(training: Training, steps: int) -> float:
 
     with Prioritizer(training.model, PriorityConfig(scheme="mfu")) as prioritizer:
         for tracker in prioritizer._seen_by:
-            tracker.see = timed(tracker.see)  # type: ignore[method-assign]
+            tracker.see = timed(tracker.see)  # type: ignore[method-assign, assignment]
         training.timed_steps(WARM_UP_STEPS)
         took_s.clear()
         training.timed_steps(steps)
