@@ -19,7 +19,6 @@ from typing import Final
 from matplotlib.figure import Figure
 
 from data.dataset import read_manifest
-from dlrm.telemetry.report import CurvePoint, draw_learning_curve
 from experiments.harness.command import experiment_parser
 from experiments.harness.launch import torchrun
 from experiments.harness.plotting import TEN_THOUSANDTHS
@@ -125,10 +124,28 @@ def draw(result: Row, folder: Path) -> None:
     axes.set_ylabel("AUC in bf16 minus AUC in fp32, in 1e-4")
     axes.set_title("Mixed precision (bf16) against fp32: AUC after training the recipe tiny", fontsize=10)
     figure.savefig(folder / "precision.png", dpi=150)
-    longest = max(rows, key=lambda row: len(row["curve"]))
-    curve = [CurvePoint(**point) for point in longest["curve"]]
-    title = f"recipe tiny, {longest['key']}"
-    draw_learning_curve(folder / "learning_curve.png", curve, longest["best_auc"], title)
+    _draw_curve(max(rows, key=lambda row: len(row["curve"])), folder / "learning_curve.png")
+
+
+def _draw_curve(row: Row, path: Path) -> None:
+    """Draw the metrics of all evaluations of a run, and the best AUC that any model can reach."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for axes, (name, label) in zip(panels, (("auc", "AUC"), ("log_loss", "log loss")), strict=True):
+        axes.plot(
+            [each["samples"] for each in row["curve"]],
+            [each[name] for each in row["curve"]],
+            marker="o",
+            markersize=3,
+        )
+        axes.set_xlabel("training samples")
+        axes.set_ylabel(f"{label} on the test days")
+        axes.grid(alpha=0.3)
+    label = f"best any model can reach: {row['best_auc']:.4f}"
+    panels[0].axhline(row["best_auc"], color="black", linestyle="--", linewidth=1, label=label)
+    panels[0].legend(loc="lower right")
+    figure.suptitle(f"recipe tiny, {row['key']}")
+    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,6 @@ OWN_NETWORK = "/proc/self/ns/net"
 
 IMPORTED = (
     "dlrm.training.run",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.figure",
     "torch.distributed.launcher",
     "torch.utils.tensorboard",
     "torchrec.distributed.train_pipeline",

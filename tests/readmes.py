@@ -113,9 +113,6 @@ def run(words: list[str], *more: str) -> None:
             patch.setattr(importlib.import_module(STARTS_WORKERS[module]), "local_workers", inline_workers)
         if module == "dlrm.train":  # without the fork server, and without settings of the whole process
             patch.setattr("dlrm.training.run.keep_freed_memory", lambda: None)
-            patch.setattr(
-                "dlrm.telemetry.report.draw_learning_curve", lambda *_: None
-            )  # takes longer than training
             assert dlrm.train.work() == 0
         else:
             assert not _exit_code(module), shlex.join(words)

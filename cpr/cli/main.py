@@ -13,6 +13,7 @@ from cpr.cli.checkpoints import DESCRIBE, EXPORT, IMPORT, VERIFY
 from cpr.cli.command import FAILED, INTERRUPTED, Command
 from cpr.cli.doctor_command import DOCTOR
 from cpr.cli.plan_command import PLAN
+from cpr.cli.report_command import REPORT
 from cpr.cli.shared_memory import CLEAN, RESCUE
 from cpr.cli.simulate_command import SIMULATE
 from cpr.errors import CheckpointError, ResidentMemoryError
@@ -24,7 +25,7 @@ RUN: Final = Command(
     add_arguments=agent_launcher.add_arguments,
     run=agent_launcher.run_command,
 )
-COMMANDS: Final = (DOCTOR, DESCRIBE, VERIFY, EXPORT, IMPORT, RUN, CLEAN, RESCUE, PLAN, SIMULATE)
+COMMANDS: Final = (DOCTOR, DESCRIBE, VERIFY, EXPORT, IMPORT, RUN, CLEAN, RESCUE, PLAN, SIMULATE, REPORT)
 """In the order of `cpr --help`. Commands import slow modules only when they run."""
 
 

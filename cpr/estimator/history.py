@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
@@ -31,6 +31,8 @@ SAVES_LOOKED_AT: Final = 16
 SAVES_FOLLOWED: Final = 15
 """Newest saves that represent the present storage: when more than half of them are slow, storage is slow."""
 SHORTEST_GAP_S: Final = 1.0
+DEAD_KEPT: Final = 4
+"""Workers whose ends a failure lists: one failure ends all of them, most only because another one is gone."""
 LOADING: Final = ("reattach", "restore")
 """Phases of a recovery (`cpr.recovery.run.report`) that are the paper's `O_load`; the others are `O_res`."""
 
@@ -104,6 +106,17 @@ class FailureCost:
     which loses no samples but has lost the nodes."""
     seconds: Mapping[str, float]
     """Duration by phase, see `cpr.recovery.run.report`."""
+    step: int | None = None
+    """Training steps done after the recovery; None: not recorded."""
+    reason: str = ""
+    """Why the run recovered in this way."""
+    dead: Sequence[str] = ()
+    """How workers ended, at most `DEAD_KEPT`: first those that were killed or lost their memory."""
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """Rows of all tables by origin, see `cpr.recovery.run.report.RowOrigin`; empty: not recorded, or all of
+    them came from the checkpoint."""
+    pls_added: int | float | None = None
+    """PLS added by the failure; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +137,8 @@ class RunHistory:
     """Seconds in which workers trained or were being replaced, over all generations, without pauses."""
     clock_s: float = 0.0
     """`time.time()` of this measurement, from which the next generation computes its age."""
+    pls: int | float | None = None
+    """Portion of lost samples so far; None: unknown."""
     saves: Sequence[SaveCost] = ()
     """The newest `SAVES_KEPT` of each kind, oldest first."""
     failures: Sequence[FailureCost] = ()

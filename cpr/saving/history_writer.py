@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean, median
+from textwrap import shorten
 from threading import Thread
 from typing import Final
 
@@ -22,6 +23,7 @@ from cpr.checkpoint.save.writer_thread import Save
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CheckpointError
 from cpr.estimator.history import (
+    DEAD_KEPT,
     SAVES_KEPT,
     FailureCost,
     RunHistory,
@@ -31,7 +33,7 @@ from cpr.estimator.history import (
     write_history,
 )
 from cpr.recovery.run.progress import RunProgress
-from cpr.recovery.run.report import Recovery
+from cpr.recovery.run.report import Ending, Recovery, RowOrigin
 
 LEAVE_S: Final = 5.0
 """How long the end of a run waits for the storage to write the history."""
@@ -39,6 +41,8 @@ STEPS_KEPT: Final = 128
 """Number of newest steps in the median and the mean of step times."""
 FAR_LONGER: Final = 8.0
 """A step that takes so many times the median contains something else, such as an evaluation."""
+WHY_WIDTH: Final = 300
+"""Characters of a worker's end in a history."""
 
 logger = logging.getLogger(__name__)
 
@@ -172,6 +176,7 @@ class HistoryWriter:
             step_s=self._history.step_s if step_s is None else step_s,
             steps_done=self._progress.steps_done,
             samples_done=self._progress.samples_done,
+            pls=self._progress.pls_total,
             elapsed_s=self._history.elapsed_s + max(0.0, now_s - self._history.clock_s),
             clock_s=now_s,
         )
@@ -229,6 +234,11 @@ class HistoryWriter:
             lost_share=story.lost_share,
             nodes_lost=story.lost_share * self._history.nodes,
             seconds=dict(story.seconds),
+            step=story.step,
+            reason=story.reason,
+            dead=_endings(story.dead),
+            rows=_rows_by_origin(story.sources),
+            pls_added=story.pls_added,
         )
 
     def _note_first_step(self) -> None:
@@ -298,6 +308,18 @@ class HistoryWriter:
                 failures=(*before.failures, *(replace(each, elapsed_s=failed_s) for each in mine.failures)),
             )
         return True
+
+
+def _endings(dead: Sequence[Ending]) -> tuple[str, ...]:
+    """How the first workers ended, shortened, as text that any reader of the file accepts."""
+    texts = [shorten(str(each), WHY_WIDTH, placeholder=" ...") for each in dead[:DEAD_KEPT]]
+    more = [f"and {len(dead) - DEAD_KEPT} more"] if len(dead) > DEAD_KEPT else []
+    return tuple(text.encode(errors="replace").decode() for text in (*texts, *more))
+
+
+def _rows_by_origin(origins: Sequence[RowOrigin]) -> dict[str, int]:
+    names = ("adopted", "moved", "mirrored", "lost")
+    return {name: sum(getattr(each, name) for each in origins) for name in names} if origins else {}
 
 
 def _elapsed(before: RunHistory, story: Recovery, now_s: float) -> float:

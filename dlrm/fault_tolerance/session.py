@@ -14,7 +14,7 @@ import torch.distributed as dist
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.state.changes import UNCHANGED, Changes
 from cpr.errors import SaveFailedError, SaveRefusedError
-from cpr.estimator.history import SaveCost
+from cpr.estimator.history import RunHistory, SaveCost
 from cpr.mirror.config import MirrorFigures
 from cpr.recovery.decide.lineage import refuse_unsaved
 from cpr.recovery.run.progress import RunProgress
@@ -44,6 +44,11 @@ class Session:
     @property
     def failures(self) -> FailureHistory | None:
         """Failure history of the run, or None if not recorded."""
+        return None
+
+    @property
+    def history(self) -> RunHistory | None:
+        """Costs of saves and failures so far, on rank 0; None if not recorded."""
         return None
 
     @property

@@ -104,9 +104,14 @@ class RecoverySession(Session):
         return FailureHistory(
             recoveries=tuple(recovery.to_dict() for recovery in self.recoveries),
             pls=self._recovery.pls,
-            saves=_saves(self._recovery.history),
+            saves=_saves(self.history),
             mirror=self.mirror,
         )
+
+    @property
+    def history(self) -> RunHistory | None:
+        """Costs of saves and failures so far, on rank 0."""
+        return self._recovery.history
 
     @property
     def recoveries(self) -> list[Recovery]:

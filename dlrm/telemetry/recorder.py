@@ -10,14 +10,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from time import monotonic
-from typing import Any, TextIO
+from time import monotonic, perf_counter
+from typing import Any, Final, TextIO
 
 import torch
 
-from cpr.estimator.history import SaveCost
+from cpr.checkpoint.storage.local import LocalStorage
+from cpr.estimator.history import RunHistory, SaveCost
 from cpr.mirror.config import MirrorFigures
 from cpr.recovery.run.report import Recovery
+from cpr.report.page import PAGE_NAME, write_page
+from cpr.report.records import read_folder
 from data.dataset import DatasetManifest
 from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
@@ -28,7 +31,6 @@ from dlrm.telemetry.progress import TrainingProgress
 from dlrm.telemetry.report import (
     REPORT_NAME,
     BestReport,
-    CurvePoint,
     FailureHistory,
     Report,
     exchange_report,
@@ -36,6 +38,11 @@ from dlrm.telemetry.report import (
     write_report,
 )
 from dlrm.telemetry.sinks import HYPERPARAMETERS, Figures, Sink, event_writer, open_sinks
+
+END: Final = "end"
+"""Kind of the line that says why training has ended."""
+REASON_WIDTH: Final = 1000
+"""Characters of an error in that line."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +55,6 @@ class Recorder:
 
     def __init__(self) -> None:
         self._steps = self._samples = self._num_recoveries = 0
-        self._curve: list[CurvePoint] = []
 
     def begin(self) -> None:
         """Called once when training starts or resumes, after the state was loaded."""
@@ -75,6 +81,12 @@ class Recorder:
         """
         self._steps, self._samples = step, samples
 
+    def lap(self, part: str) -> None:
+        """Count the time since the last call, or since an evaluation, as that part of a step.
+
+        The parts are those of `cpr.report.page.STEP_PARTS`.
+        """
+
     def exchange(self, figures: ExchangeFigures | None) -> None:
         """Record the cost of the dense-gradient exchange since the last call; None with one rank.
 
@@ -96,8 +108,6 @@ class Recorder:
 
     def evaluation(self, *, step: int, samples: int, values: MetricValues) -> None:
         """Record the result of an evaluation, right after it."""
-        means = {name: mean.value for name, mean in values.means.items()}
-        self._curve.append(CurvePoint(samples=samples, auc=values.auc, log_loss=values.log_loss, means=means))
 
     def finish(
         self,
@@ -108,8 +118,14 @@ class Recorder:
         """Write and return the report of a run that reached its end; None on ranks other than 0."""
         return None
 
+    def failed(self, error: BaseException) -> None:
+        """Record the error or signal that ended training; before `close`."""
+
     def close(self) -> None:
         """Release files and the progress bar, however the run ended."""
+
+    def write_page(self, history: RunHistory | None) -> None:
+        """Write the run's page with this history of its saves and failures; after `close`."""
 
     def discard_unbegun(self) -> None:
         """Remove the folder of a run that was refused before `begin`; after `close`."""
@@ -119,7 +135,6 @@ class Recorder:
         return {
             "steps": self._steps,
             "samples": self._samples,
-            "curve": [asdict(point) for point in self._curve],
             "recoveries": self._num_recoveries,
         }
 
@@ -127,7 +142,6 @@ class Recorder:
         """Resume the counts of an earlier start of the same run; before `begin`."""
         self._steps, self._samples = state["steps"], state["samples"]
         self._num_recoveries = state.get("recoveries", 0)  # older runs have none
-        self._curve = [CurvePoint(**point) for point in state["curve"]]
 
 
 def open_telemetry(rank: int, folder: Path, **options: Any) -> Recorder:
@@ -194,6 +208,9 @@ class Telemetry(Recorder):
         self._mirror: MirrorFigures | None = None
         self._started = self._stepped = self._logged = monotonic()
         self._evaluation_s = 0.0
+        self._lap_seconds: dict[str, float] = {}
+        self._lap_steps = 0
+        self._lapped = perf_counter()
 
     def begin(self) -> None:
         """Write configuration, versions and manifest, and open the metrics files at the loaded step.
@@ -207,6 +224,7 @@ class Telemetry(Recorder):
             self._write_circumstances(self._folder / name, content)
         self._sinks = open_sinks(self._folder, self._steps, self._event_writer)
         self._write(HYPERPARAMETERS, self._steps, _flat(self._circumstances["config.json"]))
+        self._lapped = perf_counter()
 
     def step(
         self,
@@ -224,11 +242,17 @@ class Telemetry(Recorder):
             self._running_auc.update(logits, labels)
         self._loss_sum += loss.detach()
         self._loss_steps += 1
+        self._lap_steps += 1
         self._steps, self._samples = step, samples
         self._stepped = monotonic()
         self._progress.advance(samples)
         if step % self._log_every_steps == 0:
             self._log(learning_rates)
+
+    def lap(self, part: str) -> None:
+        """Count the time since the last call, or since an evaluation, as that part of a step."""
+        before, self._lapped = self._lapped, perf_counter()
+        self._lap_seconds[part] = self._lap_seconds.get(part, 0.0) + self._lapped - before
 
     def exchange(self, figures: ExchangeFigures | None) -> None:
         """Record the cost of the dense-gradient exchange since the last call; None with one rank."""
@@ -258,12 +282,12 @@ class Telemetry(Recorder):
 
     def evaluation(self, *, step: int, samples: int, values: MetricValues) -> None:
         """Record the result of an evaluation, right after it; its time does not count as training."""
-        super().evaluation(step=step, samples=samples, values=values)
         self._progress.end_evaluation()
         now = monotonic()
         self._evaluation_s += now - self._stepped
         self._logged += now - self._stepped
         self._stepped = now
+        self._lapped = perf_counter()
         self._values = values
         self._write(
             "evaluation",
@@ -273,6 +297,7 @@ class Telemetry(Recorder):
                 "seconds": now - self._started,
                 "evaluated_samples": values.num_samples,
                 **_quality_figures(values),
+                **({} if self._best_auc is None else {"best_auc": self._best_auc}),
             },
         )
         logger.info("evaluation after %s samples: %s", f"{samples:,}", _short(values))
@@ -292,10 +317,11 @@ class Telemetry(Recorder):
         losses: Sequence[LostResiduals] = (),
         best: BestReport | None = None,
     ) -> Report:
-        """Write `report.json`, `report.txt` and the learning curve, and return the report.
+        """Write `report.json` and `report.txt`, and return the report.
 
         A full disk costs a warning. A finished run that trained nothing more keeps its old report.
         """
+        self._write(END, self._steps, {"reason": "finished"})
         trained_s = self._stepped - self._started - self._evaluation_s
         report = Report(
             recipe=self._recipe,
@@ -314,16 +340,30 @@ class Telemetry(Recorder):
             logger.info("the run had ended before: %s stays as it is", self._folder / REPORT_NAME)
             return report
         try:
-            write_report(self._folder, report, self._curve)
+            write_report(self._folder, report)
         except OSError as error:
             logger.warning("the report cannot be written into %s (%s)", self._folder, error)
         return report
+
+    def failed(self, error: BaseException) -> None:
+        """Record the error or signal that ended training; before `close`."""
+        name = f"{type(error).__name__}: " if isinstance(error, Exception) else ""
+        self._write(END, self._steps, {"reason": f"{name}{error}"[:REASON_WIDTH]})
 
     def close(self) -> None:
         """Close the metrics files and the progress bar."""
         self._progress.close()
         for sink in self._sinks:
             sink.close()
+
+    def write_page(self, history: RunHistory | None) -> None:
+        """Write `report.html`; a page that cannot be written costs a warning."""
+        if not self._sinks:
+            return
+        try:
+            write_page(read_folder(self._folder, history), LocalStorage(self._folder))
+        except Exception as error:  # a mistake in a picture must not end a run of days as failed
+            logger.warning("%s cannot be written (%s); `cpr report RUN` does it later", PAGE_NAME, error)
 
     def discard_unbegun(self) -> None:
         """Remove the folder of a run that was refused before its first `begin`; after `close`."""
@@ -368,6 +408,7 @@ class Telemetry(Recorder):
         loss = float(self._loss_sum) / max(self._loss_steps, 1)
         auc = self._running_auc.value()
         now = monotonic()
+        steps = max(self._lap_steps, 1)
         samples_per_s = (self._samples - self._logged_samples) / max(now - self._logged, 1e-9)
         self._loss_sum.zero_()
         self._loss_steps = 0
@@ -383,8 +424,11 @@ class Telemetry(Recorder):
                 "samples_per_s": samples_per_s,
                 "learning_rates": dict(learning_rates),
                 **_exchange_figures(self._exchange),
+                "step_seconds": {part: each / steps for part, each in self._lap_seconds.items()},
             },
         )
+        self._lap_seconds.clear()
+        self._lap_steps = 0
         ranking = f", AUC {'--' if auc is None else f'{auc:.4f}'}" if self._has_logits else ""
         mirror = ""
         if self._mirror is not None and self._mirror.moments:

@@ -1,10 +1,10 @@
-"""The final report of a run: a text table, the same as JSON, and the learning curve."""
+"""The final report of a run: a text table, and the same as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cpr.humanize import align_columns
 from cpr.mirror.config import MirrorFigures
@@ -13,25 +13,10 @@ from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
 from dlrm.metrics import MetricValues, SampleMean
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 REPORT_NAME: Final = "report.json"
 UNDEFINED: Final = "not defined"
 WHY_WIDTH: Final = 60
 """Characters of a worker's error shown in the table; the log and `report.json` have all of it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurvePoint:
-    """One evaluation on the learning curve."""
-
-    samples: int
-    """Training samples done before the evaluation."""
-    auc: float | None
-    log_loss: float | None
-    means: Mapping[str, float | None] = field(default_factory=dict)
-    """Metrics of the model's own, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,46 +142,10 @@ def format_report(report: Report) -> str:
     return "\n".join(align_columns(rows, left=(0, 1)))
 
 
-def write_report(folder: Path, report: Report, curve: Sequence[CurvePoint]) -> None:
-    """Write `report.json`, `report.txt` and, after an evaluation, `learning_curve.png`."""
+def write_report(folder: Path, report: Report) -> None:
+    """Write `report.json` and `report.txt`."""
     (folder / REPORT_NAME).write_text(json.dumps(asdict(report), indent=1) + "\n")
     (folder / "report.txt").write_text(format_report(report) + "\n")
-    if curve:
-        draw_learning_curve(folder / "learning_curve.png", curve, report.best_auc, report.recipe)
-
-
-def draw_learning_curve(path: Path, curve: Sequence[CurvePoint], best_auc: float | None, title: str) -> None:
-    """Draw the metrics of all evaluations, and the best AUC if known, into the picture file `path`."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  # slow to import, and needed once at the end
-
-    means = [(point.samples, point.means) for point in curve]
-    lines = {
-        "AUC": [(point.samples, point.auc) for point in curve],
-        "log loss": [(point.samples, point.log_loss) for point in curve],
-        **{name: [(samples, each.get(name)) for samples, each in means] for name in means[-1][1]},
-    }
-    drawn = [name for name, line in lines.items() if any(value is not None for _, value in line)] or ["AUC"]
-    figure = Figure(figsize=(4.5 * len(drawn), 3.6))
-    panels = figure.subplots(1, len(drawn), squeeze=False)[0]
-    # a layout that fits the margins to the text draws all text once more to measure it
-    side = 0.9 / (4.5 * len(drawn))
-    figure.subplots_adjust(left=side, right=1 - 0.2 * side, bottom=0.15, top=0.86, wspace=0.3)
-    for panel, name in zip(panels, drawn, strict=True):
-        _draw(panel, f"{name} on the test days", lines[name])
-    if best_auc is not None and drawn[0] == "AUC":
-        label = f"best any model can reach: {best_auc:.4f}"
-        panels[0].axhline(best_auc, color="black", linestyle="--", linewidth=1, label=label)
-        panels[0].legend(loc="lower right")
-    figure.suptitle(title)
-    figure.savefig(path, dpi=150)
-
-
-def _draw(axes: "Axes", label: str, points: Sequence[tuple[int, float | None]]) -> None:
-    defined = [(samples, value) for samples, value in points if value is not None]
-    axes.plot([samples for samples, _ in defined], [value for _, value in defined], marker="o", markersize=3)
-    axes.set_xlabel("training samples")
-    axes.set_ylabel(label)
-    axes.grid(alpha=0.3)
 
 
 def quality_rows(metrics: MetricValues | None, best_auc: float | None) -> list[tuple[str, str]]:

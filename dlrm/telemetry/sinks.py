@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,8 +45,13 @@ class _JsonLines:
         self._failing = False
 
     def write(self, kind: str, step: int, figures: Figures) -> None:
-        """Write one line. NaN and infinity, which JSON lacks, become null."""
-        line = {"kind": kind, "step": step, **{name: _jsonable(value) for name, value in figures.items()}}
+        """Write one line, with the time (Unix, s). NaN and infinity, which JSON lacks, become null."""
+        line = {
+            "kind": kind,
+            "step": step,
+            "time": time.time(),
+            **{name: _jsonable(value) for name, value in figures.items()},
+        }
         self._waiting += f"{json.dumps(line, allow_nan=False)}\n".encode()
         self._write_waiting()
 

@@ -17,8 +17,8 @@ from dlrm.config.schema import Config
 from dlrm.fault_tolerance.setup import open_recovery
 from dlrm.launch.device import Ranks, resolve_device
 from dlrm.launch.malloc import keep_freed_memory
-from dlrm.launch.process import MISTAKES, quiet_libraries
-from dlrm.launch.stop_signal import StopSignal
+from dlrm.launch.process import FAILURES, MISTAKES, quiet_libraries
+from dlrm.launch.stop_signal import StopRequested, StopSignal
 from dlrm.telemetry.report import Report, format_report
 from dlrm.training.build import build, start_process_group
 from dlrm.training.data import prepare
@@ -84,14 +84,22 @@ def _train(trainer: Trainer) -> Report | None:
 
 
 def _train_and_close(trainer: Trainer) -> Report | None:
+    is_over = True
     try:
         trainer.train()
         failures, losses = trainer.session.failures, trainer.replicas.losses
         return trainer.telemetry.finish(failures, losses, trainer.selection.report)
+    except BaseException as error:
+        trainer.telemetry.failed(error)
+        # after other errors, such as a lost peer, workers are started again, and must not wait for the page
+        is_over = isinstance(error, (*MISTAKES, *FAILURES, StopRequested)) or not trainer.session.history
+        raise
     finally:
         trainer.replicas.close()
         trainer.session.close()
         trainer.telemetry.close()
+        if is_over:
+            trainer.telemetry.write_page(trainer.session.history)
 
 
 def check_agreed(config: Config) -> None:

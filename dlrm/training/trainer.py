@@ -235,16 +235,20 @@ class Trainer:
 
     def _train_on(self, batch: Batch) -> None:
         started_s = time.perf_counter()
+        self.telemetry.lap("data")
         self.optimizers.begin_step(self.steps_done)
         loss, logits = self.schedule.step(batch, self._upcoming)
+        self.telemetry.lap("forward_backward")
         # ranks share these scalars in the collective that averages the gradients: no extra latency
         finite_check = self._finite_check().to(loss.device)
         flags = [loss.new_full((), flag) for flag in self._stop_flags]
         means = self.replicas.average(torch.stack([loss.detach(), finite_check, *flags]))
         checked = _Checked(self.steps_done + 1, loss.detach(), finite_check)
         stop, at_once = self._stop_unless_finite(self._scalars.give(means, checked), self.steps_done + 1)
+        self.telemetry.lap("dense_exchange")
         self.optimizers.step()
         self.replicas.updated(time.perf_counter() - started_s)
+        self.telemetry.lap("optimizer")
         self.steps_done += 1
         if self._is_logged(self.steps_done):
             self.telemetry.exchange(self.replicas.take_figures())
@@ -258,9 +262,11 @@ class Trainer:
             labels=batch.labels,
             learning_rates=self.optimizers.learning_rates,
         )
+        self.telemetry.lap("recording")
         self.session.step()
         if self._is_logged(self.steps_done):
             self._record_costs()
+        self.telemetry.lap("saving")
         if stop:
             self._leave(at_once=bool(at_once))
 
@@ -268,7 +274,10 @@ class Trainer:
         """The next batches that will be trained, at most `count`."""
         if self.config.max_steps:
             count = min(count, self.config.max_steps - self.steps_done - 1)
-        return self.loader.upcoming(count)
+        self.telemetry.lap("forward_backward")
+        batches = self.loader.upcoming(count)
+        self.telemetry.lap("data")
+        return batches
 
     def _stop_unless_finite(
         self, found: tuple[list[float], "_Checked"] | None, begun: int

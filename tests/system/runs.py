@@ -10,7 +10,7 @@ from pathlib import Path
 from data.synthetic import SyntheticConfig
 from tests.datasets import generate_few
 
-CLOCKS = {"seconds", "samples_per_s", "exchange_seconds", "exchange_share"}
+CLOCKS = {"seconds", "samples_per_s", "exchange_seconds", "exchange_share", "time", "step_seconds"}
 PATIENCE_S = 120.0
 
 

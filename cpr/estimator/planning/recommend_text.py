@@ -4,13 +4,15 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from cpr.estimator.failures.log_report import LogReport
 from cpr.estimator.planning.estimator_inputs import EstimatorInputs
 from cpr.estimator.planning.formulas import FAR_SHORTER, FEW_SAVES, Job, interval_partial, overhead_partial
 from cpr.estimator.planning.recommend import MAX_OVERHEAD, Recommendation, RecoveryPlan, recommend
 from cpr.humanize import align_columns, duration_text, share_text
+
+if TYPE_CHECKING:
+    from cpr.estimator.failures.log_report import LogReport  # which imports scipy
 
 WIDTH: Final = 100
 NO_BREAK: Final = "\N{NO-BREAK SPACE}"
@@ -21,21 +23,29 @@ IN_BACKGROUND: Final = 0.01
 """Share of a save's time that training might lose with background saves."""
 
 
-def as_text(what: Recommendation, inputs: EstimatorInputs, failures: LogReport | None = None) -> str:
+def as_text(what: Recommendation, inputs: EstimatorInputs, failures: "LogReport | None" = None) -> str:
     """Write a recommendation as text, with the values it rests on and the report on a failure log, if any."""
     sections = [
-        ("", [_headline(what)]),
-        ("", _table(what)),
-        ("Why", bullets(_reasons(what))),
-        ("What would change this", bullets(_changes(what))),
-        ("Worth knowing", bullets(_caveats(what))),
+        ("", [headline(what)]),
+        ("", align_columns(cost_table(what))),
+        *((title, bullets(sentences)) for title, sentences in explanations(what).items()),
         ("Failures", _failures(what, failures) if failures else []),
         ("It rests on", str(inputs).splitlines()),
     ]
     return "\n\n".join("\n".join([title] * bool(title) + list(lines)) for title, lines in sections if lines)
 
 
-def _headline(what: Recommendation) -> str:
+def explanations(what: Recommendation) -> dict[str, list[str]]:
+    """Sentences by title: the reasons, what would change the decision, and what else matters."""
+    return {
+        "Why": list(_reasons(what)),
+        "What would change this": list(_changes(what)),
+        "Worth knowing": list(_caveats(what)),
+    }
+
+
+def headline(what: Recommendation) -> str:
+    """The decision, and what it is expected to cost, in two or three lines."""
     chosen, job, rows = what.chosen, what.job, ""
     if what.row_interval_s is not None:
         rows = (
@@ -54,9 +64,10 @@ def _headline(what: Recommendation) -> str:
     )
 
 
-def _table(what: Recommendation) -> list[str]:
+def cost_table(what: Recommendation) -> list[tuple[str, ...]]:
+    """Overhead of each way by its parts: cells of the head and of each row; `>` marks the chosen one."""
     named = [("partial", what.partial), ("partial, full's interval", what.naive), ("full", what.full)]
-    return align_columns([HEAD, *(_row(name, plan, plan is what.chosen) for name, plan in named if plan)])
+    return [HEAD, *(_row(name, plan, plan is what.chosen) for name, plan in named if plan)]
 
 
 def _row(name: str, plan: RecoveryPlan, is_chosen: bool) -> tuple[str, ...]:
@@ -194,7 +205,7 @@ def _caveats(what: Recommendation) -> Iterator[str]:
         )
 
 
-def _failures(what: Recommendation, failures: LogReport) -> list[str]:
+def _failures(what: Recommendation, failures: "LogReport") -> list[str]:
     first, *rest = str(failures).splitlines()
     return [first, f"  {_certainty(what, *failures.interval_s)}", *rest]
 

@@ -8,13 +8,11 @@ from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
 from dlrm.metrics import MetricValues
 from dlrm.telemetry.report import (
-    CurvePoint,
     FailureHistory,
     Report,
     SavesReport,
     exchange_report,
     format_report,
-    write_report,
 )
 
 VALUES = MetricValues(
@@ -80,15 +78,6 @@ def test_undefined_metrics_have_a_reason_and_durations_fitting_units():
     assert text.count("not defined: all 1000 labels are 0") == 2
     assert "time                          2 h 5 min" in text
     assert "time                          9 s" in format_report(replace(REPORT, seconds=9.4))
-
-
-def test_a_curve_with_gaps_is_drawn_and_without_evaluations_none(tmp_path):
-    write_report(tmp_path, replace(REPORT, metrics=None), [])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.txt"]
-    points = ((0, None, 0.7), (10, 0.6, 0.6), (20, 0.7, 0.5))
-    curve = [CurvePoint(samples=samples, auc=auc, log_loss=loss) for samples, auc, loss in points]
-    write_report(tmp_path, REPORT, curve)
-    assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 RECOVERY = {
