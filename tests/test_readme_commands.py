@@ -26,6 +26,7 @@ OTHERWISE = {
     "cpr clean": "tests/test_readmes.py",
     "cpr describe": "tests/test_readmes.py",
     "cpr verify": "tests/test_readmes.py",
+    "cpr report": "tests/cpr/report/test_page.py",
     "cpr export": "tests/test_readmes.py",
     "cpr rescue": "tests/cpr/recovery/test_rescue.py",
     "dlrm.train --warm-start": "tests/dlrm/training/test_build.py",

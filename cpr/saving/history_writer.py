@@ -235,7 +235,7 @@ class HistoryWriter:
             nodes_lost=story.lost_share * self._history.nodes,
             seconds=dict(story.seconds),
             step=story.step,
-            reason=story.reason,
+            reason=_plain(story.reason),
             dead=_endings(story.dead),
             rows=_rows_by_origin(story.sources),
             pls_added=story.pls_added,
@@ -311,10 +311,15 @@ class HistoryWriter:
 
 
 def _endings(dead: Sequence[Ending]) -> tuple[str, ...]:
-    """How the first workers ended, shortened, as text that any reader of the file accepts."""
+    """How the first workers ended, shortened."""
     texts = [shorten(str(each), WHY_WIDTH, placeholder=" ...") for each in dead[:DEAD_KEPT]]
     more = [f"and {len(dead) - DEAD_KEPT} more"] if len(dead) > DEAD_KEPT else []
-    return tuple(text.encode(errors="replace").decode() for text in (*texts, *more))
+    return tuple(map(_plain, (*texts, *more)))
+
+
+def _plain(text: str) -> str:
+    """Text without lone surrogates, as of file names in an error, for which the file would be refused."""
+    return text.encode(errors="replace").decode()
 
 
 def _rows_by_origin(origins: Sequence[RowOrigin]) -> dict[str, int]:

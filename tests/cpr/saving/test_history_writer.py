@@ -9,7 +9,7 @@ from cpr.checkpoint.storage.base import open_storage
 from cpr.errors import CheckpointError, LockedError
 from cpr.estimator.history import HISTORY_PATH, read_history
 from cpr.recovery.run.progress import RunProgress
-from cpr.recovery.run.report import Recovery
+from cpr.recovery.run.report import Ending, Recovery, RowOrigin
 from cpr.saving import history_writer as module
 from cpr.saving.history_writer import HistoryWriter
 
@@ -38,16 +38,16 @@ def clock(monkeypatch):
 def begin(tmp_path, clock):
     progress = RunProgress()
 
-    def work(kind, *, lost_share=0.0, seconds=None, storage=None, check_lock=lambda: 0):
+    def work(kind, *, lost_share=0.0, seconds=None, storage=None, check_lock=lambda: 0, **told):
         generation = len(progress.recoveries)
         story = Recovery(
             kind=kind,
-            reason="",
             generation=generation,
             step=progress.steps_done,
             lost_share=lost_share,
             world_size=4,
             seconds=seconds or {},
+            **{"reason": "", **told},
         )
         progress.recoveries = [*progress.recoveries, story]
         storage = storage or open_storage(str(tmp_path))
@@ -117,6 +117,25 @@ def test_a_save_costs_what_the_steps_beside_it_take_longer(begin, clock, tmp_pat
     assert cost.cost_s == pytest.approx(3.0)
     assert history.step_s == 2.0
     assert history.O_blocked == pytest.approx(3.0)
+
+
+def test_a_failure_is_told_with_its_workers_and_rows(begin, clock, tmp_path):
+    writer, progress = begin("start")
+    train(writer, progress, clock, 5)
+    writer.finish()
+    progress.add_pls(0.25)
+    dead = tuple(Ending(rank=rank, pid=1, host="a", why=f"it broke \udc80 {'x ' * 300}") for rank in range(6))
+    origins = [RowOrigin(table_fqn="t", adopted=3, lost=1), RowOrigin(table_fqn="u", adopted=4)]
+    told = {"dead": dead, "sources": tuple(origins), "pls_added": 0.25, "reason": "memory lost \udc80"}
+    writer, progress = begin("partial", **told)
+    (failure,) = stored(tmp_path, writer).failures
+    assert (failure.step, failure.reason, failure.pls_added) == (5, "memory lost ?", 0.25)
+    assert failure.rows == {"adopted": 7, "moved": 0, "mirrored": 0, "lost": 1}
+    assert len(failure.dead) == 5
+    assert failure.dead[0].startswith("rank 0 (process 1 on a): it broke ? x x")
+    assert max(map(len, failure.dead)) <= 300
+    assert failure.dead[-1] == "and 2 more"
+    assert stored(tmp_path, writer).pls == 0.25
 
 
 def test_a_failure_costs_until_the_first_step_and_the_clock_continues_meanwhile(begin, clock, tmp_path):

@@ -5,6 +5,7 @@ import json
 import logging
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -133,6 +134,8 @@ def test_a_whole_run_writes_configuration_metrics_and_report(tmp_path):
     assert training[0]["learning_rates"] == {"tables": 0.1, "dense": 0.2}
     assert all(line["samples_per_s"] > 0 for line in training)
     assert (evaluated["kind"], evaluated["auc"], evaluated["evaluated_samples"]) == ("evaluation", 1.0, 3)
+    assert evaluated["best_auc"] == 0.8
+    assert all_lines(tmp_path)[-1]["reason"] == "finished"
 
     assert (report.steps, report.samples, report.metrics) == (20, 20 * BATCH, values)
     assert json.loads((tmp_path / "report.json").read_text())["metrics"]["auc"] == 1.0
@@ -321,6 +324,49 @@ def test_an_evaluation_worse_than_predicting_the_mean_is_warned_of_when_that_beg
     assert told[0].startswith(
         "the log loss 2.2501 is worse than that of always predicting the share of clicks (0.6931)"
     )
+
+
+def test_lines_have_a_time_and_the_parts_of_a_step(tmp_path, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(recorder, "perf_counter", lambda: now)
+    telemetry = open_run(tmp_path)
+    for step in range(1, 11):
+        for part, seconds in (("data", step), ("forward_backward", 3.0)):
+            now += seconds
+            telemetry.lap(part)
+        one_step(telemetry, step, step * BATCH)
+        if step == 5:
+            now += 100.0  # an evaluation belongs to no step
+            telemetry.evaluation(step=5, samples=5 * BATCH, values=evaluation())
+    telemetry.close()
+    parts = [line["step_seconds"] for line in lines_of(tmp_path, "train")]
+    assert parts == [{"data": 3.0, "forward_backward": 3.0}, {"data": 8.0, "forward_backward": 3.0}]
+    times = [line["time"] for line in all_lines(tmp_path)]
+    assert times == sorted(times)
+    assert time.time() - 100 < times[0] <= time.time()
+
+
+def test_the_page_says_how_training_ended(tmp_path, caplog, monkeypatch):
+    telemetry = open_run(tmp_path)
+    train(telemetry, 5)
+    telemetry.failed(FloatingPointError("the loss is nan"))
+    telemetry.close()
+    telemetry.write_page(None)
+    page = (tmp_path / "report.html").read_text()
+    assert "The run has ended: FloatingPointError: the loss is nan." in page
+    monkeypatch.setattr(recorder, "write_page", lambda *_: 1 / 0)
+    telemetry.write_page(None)
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.message.startswith("report.html cannot be written (division by zero); `cpr report")
+    assert (tmp_path / "report.html").read_text() == page
+
+
+def test_a_run_that_has_not_begun_gets_no_page(tmp_path):
+    telemetry = open_run(tmp_path, begins=False)
+    telemetry.failed(ValueError())
+    telemetry.close()
+    telemetry.write_page(None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_ranks_stay_silent(tmp_path):

@@ -1,10 +1,14 @@
-"""Ranks that were started with different configurations are refused."""
+"""Ranks that were started with different configurations are refused; a run ends with its page."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 
 from dlrm.config.schema import CommConfig, Config, DataConfig, DenseConfig
+from dlrm.launch.stop_signal import StopRequested
+from dlrm.training import run
 from dlrm.training.run import NODE_SETTINGS, _settings, check_agreed, check_settings
 
 
@@ -24,3 +28,25 @@ def test_paths_may_differ_between_nodes():
 
 def test_one_rank_agrees_with_itself(world_of_one):
     check_agreed(Config())
+
+
+@pytest.mark.parametrize(
+    ("error", "history", "is_written"),
+    [
+        (None, "kept", True),
+        (StopRequested(15), "kept", True),
+        (FloatingPointError("the loss is nan"), "kept", True),
+        (RuntimeError("Connection closed by peer"), "kept", False),  # the workers are started again
+        (RuntimeError("Connection closed by peer"), None, True),
+    ],
+)
+def test_the_page_is_written_unless_a_restart_waits_for_it(error, history, is_written):
+    trainer = MagicMock()
+    trainer.train.side_effect = error
+    trainer.session.history = history
+    with nullcontext() if error is None else pytest.raises(type(error)):
+        run._train(trainer)
+    telemetry = trainer.telemetry
+    names = [call[0] for call in telemetry.method_calls]
+    assert names == [*(["finish"] if error is None else ["failed"]), "close", *["write_page"] * is_written]
+    assert all(call.args == (history,) for call in telemetry.write_page.call_args_list)
