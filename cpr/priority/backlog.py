@@ -47,8 +47,8 @@ class Backlog:
             lookups: of a pass.
             first: index of the first lookup that is kept.
         """
-        ids, ends = lookups.ids[first :: self._period], lookups.ends
-        size = HEAD + ends.numel() + ids.numel()
+        num, num_ends = lookups.ids.numel(), lookups.ends.numel()
+        size = HEAD + num_ends + len(range(first, num, self._period))
         if self._log is None or size > CAPACITY:
             self.sweep()
             self._sweep([lookups.every(self._period, first)])
@@ -57,9 +57,9 @@ class Backlog:
             self.sweep()
         used = int(self._log[0])
         entry = self._log[1 + used : 1 + used + size]
-        entry[0], entry[1] = lookups.ids.numel(), first
-        entry[HEAD : HEAD + ends.numel()] = ends.numpy()
-        entry[HEAD + ends.numel() :] = ids.numpy()
+        entry[0], entry[1] = num, first
+        entry[HEAD : HEAD + num_ends] = lookups.ends.numpy()
+        entry[HEAD + num_ends :] = lookups.ids.numpy()[first :: self._period]
         self._log[0] = used + size  # written last, as the worker may die at any time
 
     def sweep(self) -> None:

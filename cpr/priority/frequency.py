@@ -28,9 +28,11 @@ class FrequencyTracker(RowTracker):
     def __init__(self, group: TrackedGroup) -> None:
         super().__init__(group)
         self._is_on_cpu: Final = group.device.type == "cpu"
-        self._features: Final[list[list[int]]] = [[] for _ in group.tables]
+        self._features: Final[dict[int, list[int]]] = {}
+        """Features of each prioritised table."""
         for feature, table in enumerate(group.layout.feature_tables):
-            self._features[table].append(feature)
+            if group.tables[table].budget:
+                self._features.setdefault(table, []).append(feature)
         self._ones = torch.ones(0, dtype=self.dtype, device=group.device)
         self._saving: Final[dict[int, Tensor]] = {}
         self._backlog: Final = Backlog(group, self._count)
@@ -69,20 +71,20 @@ class FrequencyTracker(RowTracker):
     def _count_by_table(self, passes: Sequence[Lookups]) -> None:
         ids = [each.ids.numpy() for each in passes]
         ends = [each.ends.tolist() for each in passes]
-        for table, features in enumerate(self._features):
+        for table, features in self._features.items():
             looked_up = [
                 of_pass[end[feature] : end[feature + 1]]
                 for of_pass, end in zip(ids, ends, strict=True)
                 for feature in features
             ]
-            found = np.concatenate(looked_up) if looked_up else np.empty(0, np.int64)
+            found = np.concatenate(looked_up, dtype=np.int64)
             counts = super().values(table)
             if found.size and counts.numel() <= DENSE * found.size:
                 # a third of a scatter's time per lookup, and some time per row
                 new = np.bincount(found)
                 counts.numpy()[: new.size] += new.astype(np.int32)
             elif found.size:
-                self._add_ones(counts, torch.from_numpy(found).to(torch.int64))
+                self._add_ones(counts, torch.from_numpy(found))
 
     def _add_ones(self, counts: Tensor, rows: Tensor) -> None:
         if self._ones.numel() < rows.numel():

@@ -118,7 +118,7 @@ class Lookups:
 
     layout: LookupLayout
     ids: Tensor
-    """Rows in this rank's pieces of the tables, int64 `[N]`, one for each lookup, with repetitions."""
+    """Rows in this rank's pieces of the tables, one a lookup, with repetitions: int32 or int64 `[N]`."""
     ends: Tensor
     """Feature `f` has the lookups `ends[f]` to before `ends[f + 1]`; int64 `[F + 1]`, valid only during the
     pass."""
@@ -173,11 +173,11 @@ def _lookup_hook(layout: LookupLayout, callback: Callable[[Lookups], object]) ->
     def after_forward(tbe: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         if not (tbe.training and output.requires_grad):
             return
-        given = dict(zip(("indices", "offsets"), args, strict=False)) | named
 
         def with_gradient(_: Tensor) -> None:
-            ids = given["indices"].to(torch.int64)
-            callback(Lookups(layout=layout, ids=ids, ends=feature_ends(layout, given), spreads=spreads))
+            given = dict(zip(("indices", "offsets"), args, strict=False)) | named
+            ends = feature_ends(layout, given)
+            callback(Lookups(layout=layout, ids=given["indices"], ends=ends, spreads=spreads))
 
         output.register_hook(with_gradient)  # a new tensor each pass, so the hook needs no removal
 
@@ -196,11 +196,13 @@ def _feature_tables(tbe: Any, rows: Sequence[int]) -> tuple[int, ...]:
 
 def feature_ends(layout: LookupLayout, given: Mapping[str, Any]) -> Tensor:
     """Find where the lookups of each feature end, int64 `[F + 1]`, from the arguments of an FBGEMM module."""
-    offsets: Tensor = given["offsets"].to(torch.int64)
+    offsets: Tensor = given["offsets"]
     sizes = given.get("batch_size_per_feature_per_rank")
     num_features, num_bags = len(layout.feature_tables), offsets.numel() - 1
     if sizes is not None:  # each feature has a batch size of its own
-        return offsets[[0, *accumulate(sum(of_ranks) for of_ranks in sizes)]]
-    if num_bags:
-        return offsets[:: num_bags // num_features]
-    return offsets.new_zeros(num_features + 1)
+        ends = offsets[[0, *accumulate(sum(of_ranks) for of_ranks in sizes)]]
+    elif num_bags:
+        ends = offsets[:: num_bags // num_features]
+    else:
+        ends = offsets.new_zeros(num_features + 1)
+    return ends.to(torch.int64)
