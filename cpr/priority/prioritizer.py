@@ -92,7 +92,7 @@ class Prioritizer:
         self._running: Literal["rows", "full"] | None = None
         self._taken: dict[str, Tensor] = {}
         self._seen_by = [tracker for _, tracker in watched]
-        self._hooks = watch_lookups([group for group, _ in watched], self._see)
+        self._hooks = watch_lookups([group for group, _ in watched], self._see, self._wants_pass)
 
     @property
     def is_complete(self) -> bool:
@@ -230,6 +230,9 @@ class Prioritizer:
         for name, tracker in self._trackers.items():
             if state["tracked"].get(name) == self._tracked[name]:
                 tracker.load_state_dict(state["trackers"][name])
+
+    def _wants_pass(self, number: int) -> bool:
+        return self._seen_by[number].wants_pass()
 
     def _see(self, number: int, lookups: Lookups) -> None:
         self._seen_by[number].see(lookups)

@@ -79,6 +79,10 @@ class Tracker:
         """Memory for the tables' rows, without a `Backlog`, whose size is constant."""
         return 0
 
+    def wants_pass(self) -> bool:
+        """Whether `see` is to be called with the lookups of the next pass; asked once a pass."""
+        return True
+
     def see(self, lookups: Lookups) -> None:
         """Note lookups of training, which change rows."""
 

@@ -144,7 +144,11 @@ class Lookups:
         return self.spread.every(period, first).lookups(self.layout, self.ids[first::period])
 
 
-def watch_lookups(groups: Sequence[TableGroup], callback: Callable[[int, Lookups], object]) -> Hooks:
+def watch_lookups(
+    groups: Sequence[TableGroup],
+    callback: Callable[[int, Lookups], object],
+    is_wanted: Callable[[int], bool] = lambda number: True,
+) -> Hooks:
     """Call `callback` with the lookups of each training pass in the rows of this rank.
 
     The callback runs once for each FBGEMM module and pass, in the thread of the backward pass, when the
@@ -156,18 +160,21 @@ def watch_lookups(groups: Sequence[TableGroup], callback: Callable[[int, Lookups
         groups: from `table_groups`. Their `forward` may be replaced, before or later.
         callback: receives the number of the group in `groups`, and the lookups. Must be fast, as it runs in
             every step.
+        is_wanted: asked before each call, with the number of the group; if not, there is no call.
 
     Returns:
         The hooks, to be removed.
     """
     hooks = Hooks()
     for number, group in enumerate(groups):
-        hook = _lookup_hook(LookupLayout.of(group), partial(callback, number))
+        hook = _lookup_hook(LookupLayout.of(group), partial(callback, number), partial(is_wanted, number))
         hooks.enter_context(group.emb_module.register_forward_hook(hook, with_kwargs=True))
     return hooks
 
 
-def _lookup_hook(layout: LookupLayout, callback: Callable[[Lookups], object]) -> Callable[..., None]:
+def _lookup_hook(
+    layout: LookupLayout, callback: Callable[[Lookups], object], is_wanted: Callable[[], bool]
+) -> Callable[..., None]:
     spreads = Spreads()
 
     def after_forward(tbe: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -175,6 +182,8 @@ def _lookup_hook(layout: LookupLayout, callback: Callable[[Lookups], object]) ->
             return
 
         def with_gradient(_: Tensor) -> None:
+            if not is_wanted():
+                return
             given = dict(zip(("indices", "offsets"), args, strict=False)) | named
             ends = feature_ends(layout, given)
             callback(Lookups(layout=layout, ids=given["indices"], ends=ends, spreads=spreads))

@@ -16,10 +16,21 @@ from torch import Tensor
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 
 from cpr.priority import Prioritizer, PriorityConfig
+from cpr.priority.frequency import MOST, SURE
 from experiments.checkpointing.job import TrainingJob, start_training
 from experiments.harness.training import Training
 from experiments.harness.worker_process import job_from, worker_process_group, write_measured
-from experiments.tracking.run import CHOOSES, CONTENDERS, NONE, RARE, SCHEMES, TORCHREC, Rounds
+from experiments.tracking.run import (
+    CHOOSES,
+    CONTENDERS,
+    MFU,
+    MFU_ALL,
+    NONE,
+    RARE,
+    SCHEMES,
+    TORCHREC,
+    Rounds,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +64,8 @@ class TrackerBench:
 
     def __init__(self, training: Training) -> None:
         self.training: Final = training
-        self._memory: Final[dict[str, Tensor]] = {}
+        self._memory: Final[dict[tuple[str, str], Tensor]] = {}
+        self._states: Final[dict[str, dict[str, Any]]] = {}
         self._rival = ModelDeltaTrackerTrec(training.model)
         self._rivals_modules = list(self._rival.tracked_modules.values())
         self._listen_to_rival(False)
@@ -62,9 +74,11 @@ class TrackerBench:
             for module in self._rivals_modules
             for table in module._table_name_to_config.values()
         )
-        for scheme in SCHEMES:  # touch all memory, which is slow at first use
-            with self._prioritizer(scheme) as prioritizer:
+        for name in (*SCHEMES, MFU_ALL):  # touch all memory, which is slow at first use
+            with self._prioritizer(name) as prioritizer:
                 prioritizer.forget_all()
+        for tracker in self._states[MFU]["trackers"].values():  # as after a choice of rows used so often
+            tracker["least"] = [MOST * SURE] * len(tracker["least"])
 
     def round(self, order: Sequence[str], pace: Rounds) -> dict[str, float]:
         """Mean seconds of a step, by contender."""
@@ -111,16 +125,22 @@ class TrackerBench:
             with self._prioritizer(name):
                 yield _nothing
 
-    def _prioritizer(self, scheme: str) -> Prioritizer:
-        """A prioritizer that reuses the tracker memory of the one before."""
+    @contextmanager
+    def _prioritizer(self, contender: str) -> Iterator[Prioritizer]:
+        """A prioritizer that continues with the memory and the state of the contender's last one."""
 
         def allocate(name: str, dtype: torch.dtype, numel: int) -> Tensor:
-            if name not in self._memory:
-                self._memory[name] = torch.zeros(numel, dtype=dtype)
-            return self._memory[name]
+            if (contender, name) not in self._memory:
+                self._memory[contender, name] = torch.zeros(numel, dtype=dtype)
+            return self._memory[contender, name]
 
+        scheme = MFU if contender == MFU_ALL else contender
         config = PriorityConfig(scheme=scheme)  # type: ignore[arg-type]
-        return Prioritizer(self.training.model, config, allocate=allocate)
+        with Prioritizer(self.training.model, config, allocate=allocate) as prioritizer:
+            if contender in self._states:
+                prioritizer.load_state_dict(self._states[contender])
+            yield prioritizer
+            self._states[contender] = prioritizer.state_dict()
 
     def _listen_to_rival(self, on: bool) -> None:
         for module in self._rivals_modules:
