@@ -14,13 +14,13 @@ from cpr.shards.lookups import Lookups
 DENSE: Final = 4
 """Rows per lookup up to which counting goes over the whole table, which is faster but costs time per row."""
 SURE: Final = 32
-"""Counted lookups of the least used row of a choice that suffice to choose nearly the same rows. If ids follow
-Zipf's law with an exponent of 0.6 or more, saves then hold 0.99 of the lookups that they hold with all passes
-counted (`tests/cpr/priority/test_frequency.py`)."""
+"""Counted lookups of the least used row of a choice that suffice to choose nearly the same rows. If ids
+follow Zipf's law with an exponent of 0.6 or more, saves then hold 0.99 of the lookups that they hold with all
+passes counted (`tests/cpr/priority/test_frequency.py`)."""
 MOST: Final = 8
 """At least one of this many passes is counted."""
 GOLDEN: Final = 0x9E3779B1
-"""2^32 over the golden ratio: the middle bits of its multiples are spread evenly, whatever steps one takes."""
+"""2^32 over the golden ratio: the middle bits of its multiples are spread evenly."""
 
 
 class FrequencyTracker(RowTracker):
@@ -74,7 +74,8 @@ class FrequencyTracker(RowTracker):
         """The rows with the highest counts."""
         values = self.values(table)
         rows = top_rows(values, self._tables[table].budget)
-        chosen = self._saving[table] = values[rows]  # subtracted at `confirm`, to keep lookups in the meantime
+        # subtracted at `confirm`, to keep lookups in the meantime
+        chosen = self._saving[table] = values[rows]
         self._note_least(table, int(chosen.min()) if rows.numel() == self._tables[table].budget else 0)
         return rows
 

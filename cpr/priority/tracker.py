@@ -80,7 +80,7 @@ class Tracker:
         return 0
 
     def wants_pass(self) -> bool:
-        """Whether `see` is to be called with the lookups of the next pass; asked once a pass."""
+        """Whether `see` is to be called with the lookups of this pass; asked once a pass, in order."""
         return True
 
     def see(self, lookups: Lookups) -> None:

@@ -160,7 +160,8 @@ def watch_lookups(
         groups: from `table_groups`. Their `forward` may be replaced, before or later.
         callback: receives the number of the group in `groups`, and the lookups. Must be fast, as it runs in
             every step.
-        is_wanted: asked before each call, with the number of the group; if not, there is no call.
+        is_wanted: asked in each forward pass of training, with the number of the group, whether the callback
+            is to be called; a pass that is not wanted costs next to nothing.
 
     Returns:
         The hooks, to be removed.
@@ -178,12 +179,10 @@ def _lookup_hook(
     spreads = Spreads()
 
     def after_forward(tbe: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if not (tbe.training and output.requires_grad):
+        if not (tbe.training and output.requires_grad and is_wanted()):
             return
 
         def with_gradient(_: Tensor) -> None:
-            if not is_wanted():
-                return
             given = dict(zip(("indices", "offsets"), args, strict=False)) | named
             ends = feature_ends(layout, given)
             callback(Lookups(layout=layout, ids=given["indices"], ends=ends, spreads=spreads))

@@ -8,16 +8,16 @@ rounds only). All tables are tracked. The effect is a hundredth of a step and sm
 steps, hence the hundreds of rounds. A launch is a row of the result; an interrupted command continues with
 the next. Figures:
 
-- `mfu_step_share`, `mfu_all_step_share`, `ssu_step_share`, `scar_step_share`, `torchrec_step_share`: additional time of a tracked
-  step, as a share of an untracked one: the geometric mean over all rounds of the ratio within a round, minus
-  1; with `..._low` and `..._high`, a 95 % confidence interval (bootstrap over rounds). It is a mean because
-  MFU and SSU do most of their work in one step of twenty or more, which a median would not see. Ratios above
-  1.5 are stalls of the machine and count as 1.5. SCAR does nothing in a step.
-  MFU counts one of 8 batches, as it does where saves are so far apart that even the least used of the chosen
-  rows had 256 accesses (`cpr.priority.frequency`); with fewer it counts more batches, and all of them below
-  64: `mfu_all_step_share`. With these tables and a skew like Criteo's that takes some thousand steps between
-  saves for every other batch, and some ten thousand for one of 8; in the job of `experiments.overhead` there
-  are some hundred thousand. Larger tables take more in proportion to their rows.
+- `mfu_step_share`, `mfu_all_step_share`, `ssu_step_share`, `scar_step_share`, `torchrec_step_share`:
+  additional time of a tracked step, as a share of an untracked one: the geometric mean over all rounds of the
+  ratio within a round, minus 1; with `..._low` and `..._high`, a 95 % confidence interval (bootstrap over
+  rounds). It is a mean because MFU and SSU do most of their work in one step of twenty or more, which a
+  median would not see. Ratios above 1.5 are stalls of the machine and count as 1.5. SCAR does nothing in a
+  step. `mfu` counts one of 8 batches, as where saves are so far apart that even the least used of the chosen
+  rows had 256 accesses (`cpr.priority.frequency`); with fewer MFU counts more batches, and below 64 all of
+  them: `mfu_all`. These tables take 7,000 steps between saves for every other batch and 30,000 for one of 8,
+  with ids skewed like Criteo's, and larger ones more in proportion to their rows; the job of
+  `experiments.overhead` would have some 400,000.
 - `mfu_bytes_per_row` and so on: memory of a tracker per row of the tables; MFU and SSU also have
   `backlog_bytes` for each FBGEMM module, whatever the size of its tables.
 - `mfu_choose_s` and so on: time that training waits for the choice of rows, once per save.
