@@ -98,7 +98,8 @@ class Prioritizer:
     def is_complete(self) -> bool:
         """Whether the trackers know all rows that have changed since their last save; may differ by rank.
 
-        If not, as in a new run, the next save must be a full one.
+        `FrequencyTracker` may lack some that are looked up too seldom to be chosen. If they do not know, as
+        in a new run, the next save must be a full one.
         """
         return bool(self._complete.item())
 

@@ -204,6 +204,20 @@ def test_evaluation_is_not_observed_nor_is_anything_after_removal(model):
     assert not any(group.emb_module._forward_hooks for group in seen.groups)
 
 
+def test_a_pass_that_is_not_wanted_is_left_out_and_others_count_when_they_train(model):
+    passes, answers = [], iter([True, False])
+
+    def is_wanted(number):
+        return number == 0 and next(answers)
+
+    with watch_lookups(list(table_groups(model)), lambda number, _: passes.append(number), is_wanted):
+        wanted = loss_of(model, 0, bags=ROWS)
+        loss_of(model, 1, bags=ROWS).backward()
+        assert passes == []
+        wanted.backward()
+    assert passes == [0]
+
+
 def test_lookups_in_a_training_pipeline(world_of_one):
     model, progress = pipelined()
     seen = Seen(model)
