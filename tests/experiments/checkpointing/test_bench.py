@@ -137,7 +137,7 @@ class MadeUp:
 
 def test_measured_times_and_steps_of_a_save(training, tmp_path):
     bench = Bench(JOB, training, tmp_path, rank=0)
-    measured = bench._measure("made up", lambda: MadeUp(commits_after=3, idle_after=6, wait_s=0.05))
+    measured = bench.measure("made up", lambda: MadeUp(commits_after=3, idle_after=6, wait_s=0.05))
     assert measured["steps"] == 4  # the step after the commit sees it
     assert measured["bytes"] == 17
     assert 5 * 0.05 <= measured["blocked_s"] < measured["wall_s"]
@@ -159,9 +159,9 @@ def test_waiting_within_a_step_counts_and_a_blocking_save_has_no_steps(training,
             return 100.0 if self.asked > 1 else 0.0
 
     bench = Bench(JOB, training, tmp_path, rank=0)
-    measured = bench._measure("made up", lambda: Holding(commits_after=2, idle_after=2, wait_s=0.05))
+    measured = bench.measure("made up", lambda: Holding(commits_after=2, idle_after=2, wait_s=0.05))
     assert 100 + 4 * 0.05 <= measured["blocked_s"] < 100 + measured["wall_s"]
-    measured = bench._measure("made up", lambda: MadeUp(commits_after=0, idle_after=0, wait_s=0.05))
+    measured = bench.measure("made up", lambda: MadeUp(commits_after=0, idle_after=0, wait_s=0.05))
     assert measured["steps"] == 0
     assert measured["committed_s"] == measured["blocked_s"] >= 0.05
 
@@ -183,7 +183,7 @@ def test_watch_measures_peak_memory_and_commit_time():
 def test_load_of_other_values_raises(training, tmp_path):
     bench = Bench(JOB, training, tmp_path, rank=0)
     saver = DcpSave(tmp_path / "dcp save", training.model)
-    bench._measure("dcp save", lambda: saver)
+    bench.measure("dcp save", lambda: saver)
     loads = bench._loads("dcp", saver.load, "dcp save")
     assert sorted(loads) == ["dcp cold", "dcp warm"]
     with pytest.raises(RuntimeError, match="did not load what it had saved"):
