@@ -32,7 +32,6 @@ from dlrm.config.schema import CheckpointConfig, Config
 from dlrm.fault_tolerance.session import Session, left_to_finish, warn_unsaved
 from dlrm.launch.files import replace_text
 from dlrm.optim.build import Optimizers
-from dlrm.sharding.tables import initialize_tables
 from dlrm.telemetry.report import FailureHistory, SavesReport
 
 LAUNCHES: Final = "launches"
@@ -254,16 +253,15 @@ class RecoverySetup:
             known = path.read_text().splitlines() if path.exists() else []
             replace_text(path, "".join(f"{name}\n" for name in sorted({*known, *self._ids})))
 
-    def build(self, shard: Callable[[bool], DistributedModelParallel]) -> DistributedModelParallel:
-        """Build the model with its tables in resident memory, initialized unless a dead worker left them.
-
-        `shard` builds the model, with initial values if its argument is True.
-        """
+    def build(self, shard: Callable[[], DistributedModelParallel]) -> DistributedModelParallel:
+        """Build the model with its tables in resident memory, that of a dead worker if there is any."""
         with self._partial.building():
-            model = shard(False)
-        if not self._partial.tables_adopted:
-            initialize_tables(model, self._config.train.seed)
-        return model
+            return shard()
+
+    @property
+    def tables_adopted(self) -> bool:
+        """Whether the tables of the model hold what a dead worker left."""
+        return self._partial.tables_adopted
 
     def session(
         self,

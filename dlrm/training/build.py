@@ -14,6 +14,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.ownership.records import NO_CLAIMANT
+from cpr.checkpoint.state.changes import UNCHANGED
 from cpr.checkpoint.state.model_state import Heir, Stateful
 from cpr.shards import dense_tensors
 from dlrm.comm.feedback import warn_of_momentum
@@ -39,6 +40,7 @@ from dlrm.sharding.splitting.planning.planner import keep_ordinary, plan_heads
 from dlrm.sharding.splitting.planning.saved_choice import load_choice
 from dlrm.sharding.splitting.planning.shapes import heads_of
 from dlrm.sharding.splitting.planning.torchrec_plan import ModelLayout, Planned
+from dlrm.sharding.tables import initialize_tables
 from dlrm.telemetry import make_run_folder, open_telemetry
 from dlrm.training.best import BestSave, BestSelection, Patience, Selection
 from dlrm.training.data import Inputs
@@ -122,11 +124,15 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
     folder = inputs.resume or _agreed_run_folder(config, inputs.recipe, recovery)
     of_rank_0(lambda: refuse_other_encoding(folder, inputs.manifest, config.data.uri))
     if recovery is None:
-        model = shard(inputs, folder=folder)
+        model = shard(inputs, initialize=False, folder=folder)
     else:
         recovery.save_in(folder)
         settle_strategies(inputs, folder)
-        model = recovery.build(partial(shard, inputs, folder=folder))
+        model = recovery.build(partial(shard, inputs, initialize=False, folder=folder))
+    has_session = recovery is not None or config.checkpoint.saves or inputs.resume or config.train.warm_start
+    is_adopted = recovery is not None and recovery.tables_adopted
+    if not has_session or (inputs.changes != UNCHANGED and not is_adopted):
+        initialize_tables(model, config.train.seed)  # else only if nothing is loaded: see `first_values`
     telemetry = open_telemetry(
         ranks.rank,
         folder,
@@ -162,10 +168,10 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
             _states(trainer),
             _states_per_rank(trainer),
             trainer.check_parameters,
-            partial(warm_start, inputs, trainer),
+            partial(first_values, inputs, trainer),
             inputs.changes,
         )
-    elif config.checkpoint.saves or inputs.resume or config.train.warm_start:
+    elif has_session:
         trainer.session = _open_checkpoints(trainer, inputs, folder)
     return trainer
 
@@ -217,7 +223,7 @@ def _states_per_rank(trainer: Trainer) -> dict[str, Stateful | Heir]:
 def _open_checkpoints(trainer: Trainer, inputs: Inputs, folder: Path) -> Checkpoints:
     config = inputs.config.checkpoint
     checkpointer = _checkpointer(trainer, save_config(config, folder), before_save=trainer.check_parameters)
-    initialize = partial(warm_start, inputs, trainer)
+    initialize = partial(first_values, inputs, trainer)
     return Checkpoints(checkpointer, config, bool(inputs.resume), initialize, inputs.changes)
 
 
@@ -263,8 +269,19 @@ def _agreed_run_folder(config: Config, recipe: str, recovery: RecoverySetup | No
     return of_rank_0(find)
 
 
+def first_values(inputs: Inputs, trainer: Trainer, checkpointer: Checkpointer) -> None:
+    """Give the model the values with which training begins; a collective, before the first save or load.
+
+    Raises: as `warm_start`.
+    """
+    if inputs.config.train.warm_start:
+        warm_start(inputs, trainer, checkpointer)
+    elif inputs.changes == UNCHANGED:  # which may keep initial values of what is loaded: these are there
+        initialize_tables(trainer.model, inputs.config.train.seed)
+
+
 def warm_start(inputs: Inputs, trainer: Trainer, checkpointer: Checkpointer) -> None:
-    """Load the model that `train.warm_start` names, if any; a collective, before the first save or load.
+    """Load the model that `train.warm_start` names.
 
     Loads tables (with ids of dynamic ones), dense parameters, optimizer states and the position in the
     learning-rate schedule from the newest save there. Data, steps, metrics and random generators start over.
@@ -276,8 +293,6 @@ def warm_start(inputs: Inputs, trainer: Trainer, checkpointer: Checkpointer) -> 
         CheckpointError: nothing is saved there, or nothing of this model.
     """
     config = inputs.config
-    if not config.train.warm_start:
-        return
     of_rank_0(lambda: refuse_other_order(config, inputs.manifest))
     state = checkpointer.warm_start(config.train.warm_start, ["optimizers"], inputs.changes)
     factor = trainer.optimizers.continue_schedule(state.step)

@@ -34,7 +34,7 @@ from dlrm.sharding.splitting.planning.shapes import heads_of
 from dlrm.sharding.splitting.planning.torchrec_plan import WIRE_DTYPES, Planned
 from dlrm.sharding.splitting.rows import RowSplitSharder
 from dlrm.sharding.splitting.sharded import ShardedHead
-from dlrm.sharding.tables import initialize_tables
+from dlrm.sharding.tables import initialize_tables, uninitialized_tables
 from dlrm.training.data import Inputs
 
 
@@ -107,19 +107,23 @@ def seed_generators(seed: int) -> None:
 def apply_plan(
     before: Unsharded, planned: Planned, inputs: Inputs, initialize: bool
 ) -> DistributedModelParallel:
-    """Shard the model as planned, with the initial values of the seed if `initialize`; a collective."""
+    """Shard the model as planned; a collective.
+
+    Tables have the initial values of the seed if `initialize`, else whatever their memory holds.
+    """
     config = inputs.config
     bounds = IdBounds(table for table in tables_of(before.model) if table.name not in before.dynamic)
     move_dense(before.model, inputs.device)
     if inputs.device.type == "cuda":
         set_output_dtypes(before.model, planned.plan)
-    sharded = DistributedModelParallel(
-        before.model,
-        device=inputs.device,
-        plan=planned.plan,
-        sharders=[*planned.sharders, sequence_sharder(before.sharder)],
-        init_data_parallel=False,  # no DDP: `dense_sync` averages dense gradients
-    )
+    with uninitialized_tables():
+        sharded = DistributedModelParallel(
+            before.model,
+            device=inputs.device,
+            plan=planned.plan,
+            sharders=[*planned.sharders, sequence_sharder(before.sharder)],
+            init_data_parallel=False,  # no DDP: `dense_sync` averages dense gradients
+        )
     bounds.watch(sharded)
     _ignore_unasked_weights(sharded)
     if config.sharding.data_parallel_gradients == "rows":

@@ -23,6 +23,8 @@ def main() -> int:
     reached = partial(mark, Path(request["timeline"]))
     reached("started")
     import logging
+    from contextlib import nullcontext
+    from unittest.mock import patch
 
     import torch
 
@@ -40,7 +42,8 @@ def main() -> int:
     start_process_group(ranks, torch.device("cpu"))
     reached("met")
     job = TrainingJob(**request["job"])
-    training = start_training(job, ranks, initialize=False)
+    with patch("dlrm.training.model.uninitialized_tables", nullcontext):  # with TorchRec's initial values
+        training = start_training(job, ranks, initialize=False)
     checkpoint = DcpSave(Path(request["saved"]), training.model)
     reached("built")
     is_saved = checkpoint.folder.exists()

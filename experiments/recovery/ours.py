@@ -46,10 +46,12 @@ def work() -> int:
         reached("met")
         with recovery.building():
             training = start_training(job, Ranks.from_environment(), initialize=False)
-        if not recovery.tables_adopted:
-            initialize_tables(training.model, job.seed)
         reached("built")
-        recovery.restore(training.model, states={"optimizers": training.optimizers})
+        recovery.restore(
+            training.model,
+            states={"optimizers": training.optimizers},
+            initialize=lambda _: initialize_tables(training.model, job.seed),
+        )
         reached("restored")
         for step in count():
             training.step()

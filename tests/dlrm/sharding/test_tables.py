@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cpr.shards import TableShard, find_shards
 from dlrm.sharding import tables
-from dlrm.sharding.tables import INIT_CHUNK_ROWS, _fill
+from dlrm.sharding.tables import INIT_CHUNK_ROWS, _fills
 
 DIM = 8
 
@@ -23,7 +23,8 @@ def filled(rows, dim, first_row=0, first_column=0, shape=None, name="cat_0", see
         weights=shard,
         optimizer_state={},
     )
-    _fill(table, low, high, seed)
+    for fill in _fills(table, low, high, seed):
+        fill()
     return shard
 
 

@@ -247,6 +247,39 @@ def test_a_refused_resume_leaves_the_run_folder_unchanged(inputs, tmp_path):
     assert (folder / "config.json").read_bytes() != before["config.json"]
 
 
+def test_initial_values_are_drawn_once_and_not_where_tables_are_loaded(inputs, tmp_path, monkeypatch):
+    drawn = []
+    uniform = torch.Tensor.uniform_
+
+    def counted(values, *arguments, **options):
+        drawn.append(values.numel())
+        return uniform(values, *arguments, **options)
+
+    def drawn_rows(trainer):
+        """Number of values of tables that were drawn until training can begin, and of tables."""
+        trainer.session.restore()
+        sizes = [shard.weights.numel() for shard in find_shards(trainer.model)]
+        return sum(size for size in drawn if size in sizes), sum(sizes)
+
+    monkeypatch.setattr(torch.Tensor, "uniform_", counted)
+    options = ("checkpoint.every_steps=8", "train.max_steps=3")
+    for overrides in ((), options):
+        drawn.clear()
+        with built(inputs(*overrides)) as trainer:
+            num_drawn, num_values = drawn_rows(trainer)
+            assert num_drawn == num_values
+            if overrides:
+                trainer.train()
+                trained = values_of(trainer)
+    (folder,) = (each for each in (tmp_path / "runs").iterdir() if (each / "checkpoint").exists())
+    warm = inputs(*options, f"train.warm_start={folder}/checkpoint")
+    for loading in (warm, inputs(*options, resume=folder)):
+        drawn.clear()
+        with built(loading) as trainer:
+            assert drawn_rows(trainer)[0] == 0
+            assert_equal(values_of(trainer), trained)
+
+
 @pytest.mark.parametrize("way", ["resume", "warm_start"])
 def test_learning_rates_are_the_configured_ones_and_not_those_of_the_save(inputs, tmp_path, way):
     options = ("checkpoint.every_steps=2", "train.max_steps=4")
@@ -452,11 +485,13 @@ def test_a_warm_start_with_other_tables_takes_the_words_of_its_refusal(
         trainer.train()
         before = values_of(trainer)
     (old,) = (tmp_path / "runs").iterdir()
-    options = (*options, f"data.uri={larger}", f"train.warm_start={old}/checkpoint")
+    options = (*options, f"data.uri={larger}")
     with built(inputs(*options)) as trainer:
+        trainer.session.restore()
         new = values_of(trainer)
-        with pytest.raises(MismatchError) as refusal:
-            trainer.session.restore()
+    options = (*options, f"train.warm_start={old}/checkpoint")
+    with built(inputs(*options)) as trainer, pytest.raises(MismatchError) as refusal:
+        trainer.session.restore()
     words = re.search(r"allow it to differ: (.*) \(dlrm.train: --allow", str(refusal.value))[1].split()
     assert "remove:cat_3" in words
     assert any(word.startswith("grow:cat_") for word in words)
