@@ -28,14 +28,36 @@ from dlrm.sharding.splitting.sharded import ShardedHead
 LateRows = Literal["corrected", "stale", "predicted"]
 
 
+class SentIds:
+    """Ids of a batch as they were when they were sent to other ranks."""
+
+    def __init__(self, sparse: KeyedJaggedTensor) -> None:
+        self._sparse, self._versions = sparse, _versions(sparse)
+        # a GPU's would have to be waited for
+        self._copies = [each.clone() for each in _tensors(sparse) if each.device.type == "cpu"]
+
+    def are(self, sparse: KeyedJaggedTensor) -> bool:
+        """Whether these are the ids that were sent, and nobody has written into them since.
+
+        Raises:
+            ValueError: the model has written into them, on the CPU, in a way that PyTorch does not count.
+        """
+        if sparse is not self._sparse or _versions(sparse) != self._versions:
+            return False
+        if not all(map(_is_same, _tensors(sparse), self._copies)):
+            raise ValueError(
+                "the model has changed ids of its batch through .data or .numpy(), after they were sent to "
+                "the other ranks: let it change a copy, or choose train.pipeline=none"
+            )
+        return True
+
+
 @dataclass
 class Prefetched:
     """What was done ahead in a collection for a batch."""
 
-    sparse: KeyedJaggedTensor
+    sent_ids: "SentIds"
     """Ids of the batch."""
-    versions: list[int]
-    """Of the tensors of `sparse` when they were sent."""
     context: Any
     ids: Any
     """An awaitable of an awaitable of the ids, then an awaitable of them, then the ids."""
@@ -47,10 +69,6 @@ class Prefetched:
     """Awaitables of embeddings that travel, by number of the sharding type in the collection."""
     reads: dict[int, Reads] = field(default_factory=dict)
     corrections: dict[int, Correction] = field(default_factory=dict)
-
-    def is_of(self, sparse: KeyedJaggedTensor) -> bool:
-        """Whether these are the ids that were sent, and nobody has written into them since."""
-        return sparse is self.sparse and _versions(sparse) == self.versions
 
     def forget_lookups(self) -> None:
         """Forget embeddings that were looked up, which will be looked up again; not the ids."""
@@ -174,7 +192,7 @@ class PipelinedCollection:
         ids, contexts = prefetched.take(), prefetched.context.sharding_contexts
         sizes = [part.stride() for part in parts]
         found = [
-            Prefetched(part, _versions(part), replace(prefetched.context, sharding_contexts=[]), ids, waits=0)
+            Prefetched(SentIds(part), replace(prefetched.context, sharding_contexts=[]), ids, waits=0)
             for part in parts
         ]
         for number, (lookup, context) in enumerate(zip(module._lookups, contexts, strict=True)):
@@ -201,9 +219,9 @@ class PipelinedCollection:
         if self._starting:
             context = self._module.create_context()
             ids = self._module.input_dist(context, *arguments)
-            return Prefetched(self._asked, _versions(self._asked), context, ids)
+            return Prefetched(SentIds(self._asked), context, ids)
         prefetched, self._ready = self._ready, None
-        if prefetched is None or not prefetched.is_of(self._asked):
+        if prefetched is None or not prefetched.sent_ids.are(self._asked):
             self.trains_others |= self._module.training and torch.is_grad_enabled()
             return self._forward(*arguments)
         ids = prefetched.take()
@@ -301,5 +319,13 @@ def called_with_batch(model: nn.Module, call: Callable[[], Any], sparse: KeyedJa
 
 def _versions(sparse: KeyedJaggedTensor) -> list[int]:
     """How often the tensors of a batch's ids were written into."""
+    return [each._version for each in _tensors(sparse)]
+
+
+def _is_same(now: Tensor, then: Tensor) -> bool:
+    return torch.equal(now, then) or bool(((now == then) | now.isnan()).all())  # weights may be NaN
+
+
+def _tensors(sparse: KeyedJaggedTensor) -> list[Tensor]:
     tensors = (sparse.values(), sparse.lengths(), sparse.weights_or_none())
-    return [each._version for each in tensors if each is not None]
+    return [each for each in tensors if each is not None]

@@ -17,6 +17,7 @@ from data.batch import Batch
 from dlrm.models.contract import Objective, objective_of
 from dlrm.pipeline.collection import LateRows, PipelinedCollection, Prefetched, called_with_batch
 from dlrm.pipeline.halves import half_sizes, parts_of
+from dlrm.sharding.splitting.sharded import ShardedHead
 
 TURNS: Final = 5
 """Turns of each schedule that `auto` times, of `UNTIMED_STEPS` and `TIMED_STEPS` steps."""
@@ -278,8 +279,9 @@ def refuse_other_exchanges(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, ShardedModule) and not isinstance(module, ShardedEmbeddingBagCollection):
             raise ValueError(
-                f"train.pipeline=waves exchanges pooled embeddings in halves, and {name} exchanges "
-                "something else: choose prefetch, or sharding.strategy=torchrec if it is split"
+                f"train.pipeline=waves exchanges pooled embeddings in halves, and "
+                f"{name.removeprefix('_dmp_wrapped_module.')} exchanges something else: choose prefetch"
+                + (", or sharding.strategy=torchrec" if isinstance(module, ShardedHead) else "")
             )
 
 

@@ -26,6 +26,7 @@ from dlrm.config.dataset import open_manifest, split_days
 from dlrm.config.schema import Config
 from dlrm.launch.device import Ranks, resolve_device
 from dlrm.models.build import model_class
+from dlrm.pipeline.halves import half_sizes
 from dlrm.sharding.pooled import table_name
 
 MOST_NAME_BYTES: Final = 150
@@ -84,6 +85,8 @@ def prepare(
             f"data.global_batch_size {data.global_batch_size} cannot be divided among {ranks.world_size} "
             f"ranks; choose a multiple of {ranks.world_size}"
         )
+    if config.train.pipeline == "waves":
+        half_sizes(data.global_batch_size // ranks.world_size)
     model_class(config.model.kind)  # a class of the user is imported on every rank, or refused
     manifest = open_manifest(data)
     check_labels(data.uri, manifest)

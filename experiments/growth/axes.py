@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from experiments.checkpointing.job import TrainingJob
+from experiments.harness.workload import OURS, TORCHREC, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,4 +51,8 @@ AXES: Final[Sequence[Point]] = [
     *_points("ids", {each: replace(BASE, ids_per_sample=each) for each in (1, 26, 104, 208)}),
     *[Point(axis="ranks", value=each, job=BASE, world_size=each) for each in (1, 2, 4, 8)],
 ]
+BIG_WORKLOAD: Final = Workload(rows=BIG_ROWS, warm_up_steps=30)
+"""The same tables, for training steps of this trainer and of TorchRec's own DLRM."""
+BIG_SETTINGS: Final = tuple(each for each in (*OURS, *TORCHREC) if each.precision == "fp32")
+"""In fp32, as not every processor is faster in mixed precision."""
 BIG: Final = Point(axis="rows", value=NUM_TABLES * BIG_ROWS, job=replace(BASE, rows=BIG_ROWS))

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import linear_regression, median
 from typing import Final
 
-from experiments.growth.axes import BIG
+from experiments.growth.axes import BIG, BIG_SETTINGS
 from experiments.harness.record import Row
 from experiments.harness.statistics import median_figures
 
@@ -14,7 +14,7 @@ GB: Final = 1e9
 CONTENDERS: Final = ("ours", "rival")
 METRICS: Final[Mapping[str, Callable[[Row], float | None]]] = {
     "start": lambda row: _total(row, "start"),
-    "build": lambda row: row["start"]["built"] if "start" in row else None,
+    "build": lambda row: build_s(row["start"]) if "start" in row else None,
     "plan": lambda row: row.get("plan_s"),
     "step": lambda row: row.get("step_s"),
     "track": lambda row: row.get("track_s"),
@@ -31,6 +31,11 @@ METRICS: Final[Mapping[str, Callable[[Row], float | None]]] = {
 """What is measured of a contender; None: not of this one."""
 
 
+def build_s(start: Row) -> float:
+    """Seconds that a first start takes for the model with its initial values, which are set after it."""
+    return float(start["built"] + start["restored"])
+
+
 def _total(row: Row, name: str) -> float | None:
     return sum(row[name].values()) if name in row else None
 
@@ -39,7 +44,7 @@ def curve(rows: Sequence[Row], axis: str, contender: str, metric: str) -> dict[i
     """Median of a metric by value on an axis, ascending."""
     found: dict[int, list[float]] = {}
     for row in rows:
-        value = METRICS[metric](row.get(contender, {})) if row["axis"] == axis else None
+        value = METRICS[metric](row.get(contender, {})) if row.get("axis") == axis else None
         if value is not None:
             found.setdefault(row["value"], []).append(value)
     return {value: median(found[value]) for value in sorted(found)}
@@ -47,7 +52,7 @@ def curve(rows: Sequence[Row], axis: str, contender: str, metric: str) -> dict[i
 
 def axes_of(rows: Sequence[Row]) -> list[str]:
     """The axes of these rows, in their order."""
-    return list(dict.fromkeys(row["axis"] for row in rows))
+    return list(dict.fromkeys(row["axis"] for row in rows if "axis" in row))
 
 
 def exponents(points: Mapping[int, float]) -> tuple[float, float, float]:
@@ -60,7 +65,9 @@ def exponents(points: Mapping[int, float]) -> tuple[float, float, float]:
 
 def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     """All figures."""
-    figures: dict[str, float] = {}
+    steps = [row for row in rows if "setting" in row]
+    rows = [row for row in rows if "axis" in row]
+    figures: dict[str, float] = _big_steps(steps)
     for axis in axes_of(rows):
         for metric in METRICS:
             for contender in CONTENDERS:
@@ -73,6 +80,17 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
                         for ending, each in zip(endings, exponents(points), strict=True)
                     }
     return figures | _big([row for row in rows if (row["axis"], row["value"]) == (BIG.axis, BIG.value)])
+
+
+def _big_steps(rows: Sequence[Row]) -> dict[str, float]:
+    """Rate of our fastest setting in each round over that of TorchRec's, on the largest job's tables."""
+    rates: dict[int, dict[str, list[float]]] = {}
+    trainers = {each.name: each.trainer for each in BIG_SETTINGS}
+    for row in rows:
+        of_round = rates.setdefault(row["round"], {name: [] for name in trainers.values()})
+        of_round[trainers[row["setting"]]].append(row["samples_per_s"])
+    found = [max(each["ours"]) / max(each["torchrec"]) for each in rates.values()]
+    return median_figures("big_ratio_to_torchrec", found) if found else {}
 
 
 def _big(rows: Sequence[Row]) -> dict[str, float]:
@@ -90,7 +108,8 @@ def _big(rows: Sequence[Row]) -> dict[str, float]:
     add("big_kill_ratio", lambda mine, other: sum(mine["kill"].values()) / sum(other["kill"].values()))
     add("big_node_ratio", lambda mine, other: sum(mine["node"].values()) / sum(other["kill"].values()))
     add("big_start_ratio", lambda mine, other: sum(mine["start"].values()) / sum(other["start"].values()))
-    add("big_build_s", lambda mine, _: mine["start"]["built"])
+    add("big_build_s", lambda mine, _: build_s(mine["start"]))
+    add("big_build_ratio", lambda mine, _: build_s(mine["start"]) / mine["write_s"])
     add("big_step_ratio", lambda mine, other: mine["step_s"] / other["step_s"])
     add("big_save_gb_per_s", lambda mine, _: mine["save_bytes"] / mine["save_committed_s"] / GB)
     add(

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +21,8 @@ def measure(point: Point, scratch: Path, order: int) -> Row:
     Returns:
         By contender: `start`, `kill` and, of CPR, `node` and `resume`: seconds of each phase from the launch,
         or from the kill, to a step of all ranks; the slowest rank's costs (`experiments.recovery.costs`);
-        `table_bytes`, `trained_bytes` and `peak_bytes`: those of all processes together.
+        `table_bytes`, `trained_bytes` and `peak_bytes`: those of all processes together. Of CPR also
+        `write_s`: the slowest of as many processes that write the tables' bytes into new shared memory.
     """
     row: Row = {"axis": point.axis, "value": point.value, "world_size": point.world_size}
     for name in list(CONTENDERS)[:: -1 if order % 2 else 1]:
@@ -51,7 +54,25 @@ def _contender(name: str, point: Point, scratch: Path, memory: Path) -> Row:
             shutil.rmtree(left)
         with timed_run(name, point.job, point.world_size, **started | {"measures": False}) as run:
             found["resume"] = run.wait_for("stepped")
+        for left in memory.iterdir():
+            shutil.rmtree(left)
+        found["write_s"] = _write_s(found["table_bytes"] // point.world_size, point.world_size, memory)
     return found
+
+
+def _write_s(num_bytes: int, num_processes: int, memory: Path) -> float:
+    """Seconds in which processes write so many bytes each into new shared memory, all at once."""
+    writers = []
+    for number in range(num_processes):
+        path = memory / f"written-{number}"
+        path.touch()
+        os.truncate(path, num_bytes // 4 * 4)
+        command = [sys.executable, "-m", "experiments.growth.write", str(num_bytes), str(path)]
+        writers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    took_s = [float(writer.communicate()[0]) for writer in writers]
+    for number in range(num_processes):
+        (memory / f"written-{number}").unlink()
+    return max(took_s)
 
 
 def _costs(run: TimedRun) -> Row:

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _play_round(record, number, workload, settings)
     rates = rates_by_round(record.rows, rounds)
     for setting in (best(rates, OURS), best(rates, TORCHREC)):
-        record.measure(f"profile {setting.name}", partial(_launch, setting, workload, profiled=True))
+        record.measure(f"profile {setting.name}", partial(launch, setting, workload, profiled=True))
     figures = figures_of(rates)
     return record.publish(figures, draw, _notes(figures))
 
@@ -90,13 +90,11 @@ def _play_round(record: Record, number: int, workload: Workload, settings: Seque
 
 def _measure(record: Record, number: int, setting: Setting, workload: Workload) -> None:
     key = f"round {number}: {setting.name}"
-    row = record.measure(
-        key, lambda: {"round": number, "setting": setting.name, **_launch(setting, workload, profiled=False)}
-    )
+    row = record.measure(key, lambda: {"round": number, "setting": setting.name, **launch(setting, workload)})
     print(f"{key} {row['samples_per_s']:,.0f} samples/s", flush=True)
 
 
-def _launch(setting: Setting, workload: Workload, profiled: bool) -> Row:
+def launch(setting: Setting, workload: Workload, profiled: bool = False) -> Row:
     """Measure a setting by a launch under torchrun."""
     return measure_under_torchrun(
         "experiments.throughput.worker",

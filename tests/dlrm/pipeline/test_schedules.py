@@ -10,6 +10,7 @@ from data.batch import Batch
 from dlrm.config.schema import TrainConfig
 from dlrm.pipeline import schedules
 from dlrm.pipeline.build import make_schedule
+from dlrm.pipeline.collection import SentIds
 from dlrm.pipeline.schedules import Fastest, Plain, Prefetch, PrefetchIds, Waves
 
 
@@ -158,6 +159,37 @@ def test_rows_that_the_model_itself_changes_are_told(in_evaluation, shard_model,
             model(batches[3].dense, batches[3].sparse)
     with pytest.raises(ValueError, match=r"changed outside of the backward pass, .*train.pipeline=ids"):
         schedule.step(batches[2], lambda count: batches[3:])
+
+
+class Overwriting(torch.nn.Module):
+    """Writes into the ids of its batch from its third call on, in a way that PyTorch does not count."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.calls = inner, 0
+
+    def forward(self, dense, sparse):
+        self.calls += 1
+        if self.calls > 2:
+            sparse.values().numpy()[::3] = 0
+        return self.inner(dense, sparse)
+
+
+@pytest.mark.parametrize("make", [Prefetch, PrefetchIds])
+def test_ids_that_the_model_changes_unseen_are_told(make, shard_model, make_batch):
+    batches = [make_batch(16, seed) for seed in range(4)]
+    schedule = make(Overwriting(click_model(shard_model)))
+    for number in range(2):
+        schedule.step(batches[number], lambda count, number=number: batches[number + 1 :][:count])
+    with pytest.raises(ValueError, match=r"changed ids of its batch .*choose train\.pipeline=none"):
+        schedule.step(batches[2], lambda count: batches[3:])
+
+
+def test_weights_that_are_no_numbers_count_as_unchanged(make_batch):
+    sparse = make_batch(4, 0).sparse
+    weights = torch.full(sparse.values().shape, torch.nan)
+    weighted = KeyedJaggedTensor(sparse.keys(), sparse.values(), weights, sparse.lengths())
+    assert SentIds(weighted).are(weighted)
 
 
 @pytest.mark.parametrize("wrapper", [Whimsical, Transforming])

@@ -82,6 +82,8 @@ def test_ranks_share_the_global_batch(dataset):
     assert len(inputs.loader) == 2 * 256 // 32
     with pytest.raises(ValueError, match="global_batch_size 32 cannot be divided among 3 ranks"):
         prepare_with(dataset, ranks=Ranks(rank=0, local_rank=0, world_size=3))
+    with pytest.raises(ValueError, match="halves the batch of each rank, which has one sample"):
+        prepare_with(dataset, "train.pipeline=waves", ranks=Ranks(rank=0, local_rank=0, world_size=32))
 
 
 @pytest.mark.parametrize(

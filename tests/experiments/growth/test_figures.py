@@ -6,16 +6,17 @@ import pytest
 
 from dlrm.launch.device import Ranks
 from experiments.checkpointing.job import TrainingJob, training_inputs
-from experiments.growth.axes import AXES, BIG
+from experiments.growth.axes import AXES, BIG, BIG_SETTINGS
 from experiments.growth.days import measure_days
 from experiments.growth.figures import curve, exponents, figures_of
 
 
 def row(axis, value, kill_s, *, rival_s=8.0, peak=110):
-    phases = {"started": kill_s / 4, "built": kill_s / 4, "stepped": kill_s / 2}
+    phases = {"started": kill_s / 4, "built": kill_s / 8, "restored": kill_s / 8, "stepped": kill_s / 2}
     ours = {
         **{"start": phases, "kill": phases, "node": phases, "step_s": 0.2, "save_bytes": 8e9},
         **{"save_committed_s": 4.0, "peak_bytes": peak, "trained_bytes": 90, "table_bytes": 80},
+        "write_s": 0.4,
     }
     rival = {**ours, "kill": {"stepped": rival_s}, "trained_bytes": 100, "step_s": 0.1}
     return {"axis": axis, "value": value, "ours": ours, "rival": rival}
@@ -39,6 +40,21 @@ def test_figures_of_an_axis_and_of_the_largest_job():
     assert figures["growth_exponent_kill_rows"] > 0
     assert figures["growth_exponent_rival_kill_rows"] == pytest.approx(0)
     assert not any("row_save" in name for name in figures), "not measured in these rows"
+    assert figures["big_build_ratio"] == pytest.approx(0.5 / 0.4), "in the median round"
+
+
+def test_the_fastest_settings_of_a_round_are_compared():
+    names = {
+        trainer: [e.name for e in BIG_SETTINGS if e.trainer == trainer] for trainer in ("ours", "torchrec")
+    }
+    rows = [
+        {"round": number, "setting": name, "samples_per_s": rate * (1 + place)}
+        for number, rates in enumerate([(3, 1), (8, 2), (6, 1)])
+        for rate, trainer in zip(rates, names, strict=True)
+        for place, name in enumerate(names[trainer])
+    ]
+    slower = len(names["ours"]) / len(names["torchrec"])
+    assert figures_of(rows)["big_ratio_to_torchrec"] == pytest.approx(4 * slower)
 
 
 def test_days_of_data_are_opened_at_the_beginning_and_in_the_middle(tmp_path):

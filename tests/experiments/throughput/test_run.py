@@ -28,13 +28,13 @@ SPEEDS = {
 def test_whole_experiment_on_made_up_speeds(run_quick, monkeypatch):
     launched = []
 
-    def launch(setting, workload, profiled):
+    def launch(setting, workload, profiled=False):
         launched.append(setting.name)
         return {"samples_per_s": SPEEDS[setting.name]} | (
             {"breakdown_ms": dict.fromkeys(KINDS, 1.0)} if profiled else {}
         )
 
-    monkeypatch.setattr(throughput, "_launch", launch)
+    monkeypatch.setattr(throughput, "launch", launch)
     stored = run_quick(throughput.main, "throughput")
     measured = ["ours bf16 1x2", "torchrec bf16 1x2 pipelined"]
     assert launched == [*measured, "torchrec bf16 1x2 pipelined keeps memory", *measured]  # at last: profiles
@@ -45,7 +45,7 @@ def test_whole_experiment_on_made_up_speeds(run_quick, monkeypatch):
 
 def test_every_other_round_is_reversed_and_sides_alternate(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        throughput, "_launch", lambda setting, *_, **__: {"samples_per_s": SPEEDS[setting.name]}
+        throughput, "launch", lambda setting, *_, **__: {"samples_per_s": SPEEDS[setting.name]}
     )
     record = Record("throughput", {}, seeds=[], folder=tmp_path)
     for number in range(2):
