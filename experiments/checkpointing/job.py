@@ -17,6 +17,8 @@ class TrainingJob:
 
     recipe: str = "terabyte"
     """Of `dlrm/recipes`; decides the network."""
+    precision: str | None = None
+    """`fp32`, or `bf16`: mixed precision; None: that of the recipe."""
     rows: int = 390_000
     """Rows of each table, with row-wise Adagrad; with 26 tables of 64 columns 2.6 GB in all."""
     num_tables: int = 26
@@ -65,6 +67,8 @@ def training_inputs(job: TrainingJob, ranks: Ranks) -> Inputs:
         'sharding.kinds=["table_wise"]',
         "sharding.data_parallel_rows=0",
     ]
+    if job.precision is not None:
+        overrides.append(f"train.precision={job.precision}")
     if job.columns is not None:
         *hidden, _ = load_config(workload.recipe, []).model.bottom_mlp
         overrides += [f"model.embedding_dim={job.columns}", f"model.bottom_mlp={[*hidden, job.columns]}"]

@@ -1,6 +1,6 @@
 """What grows as the work grows: `python -m experiments.growth [--quick]`.
 
-A DLRM of the recipe `terabyte`, row-wise Adagrad, in mixed precision, on workers that share two cores. Each
+A DLRM of the recipe `terabyte`, row-wise Adagrad, in fp32, on workers that share two cores. Each
 axis changes one size of a job: `rows` (all tables together), `tables`, `columns`, global `batch`, `ids` a
 sample, `ranks`, and `days` of data. At each point the same training runs under torchrun once with
 `cpr.PartialRecovery` and once with full saves and loads by `torch.distributed.checkpoint` (DCP): a start,
