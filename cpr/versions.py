@@ -86,10 +86,10 @@ def check_versions(device: str) -> None:
 
 def _missing_or_duplicate() -> str | None:
     """A sentence about a package that is missing or installed twice, or None."""
-    missing = [package for package in ("torch", "torchrec") if _version(package) is None]
+    missing = [package for package in ("torch", "torchrec") if installed_version(package) is None]
     if missing:
         return f"{' and '.join(missing)} not installed"
-    builds = [build for build in FBGEMM_BUILDS.values() if _version(build)]
+    builds = [build for build in FBGEMM_BUILDS.values() if installed_version(build)]
     if not builds:
         return "no build of fbgemm is installed, and torchrec does not work without"
     if len(builds) > 1:
@@ -99,9 +99,9 @@ def _missing_or_duplicate() -> str | None:
 
 def _mismatch(device: str) -> str | None:
     """A sentence about packages that do not fit each other or the device, or None."""
-    torch, torchrec = _version("torch") or "", _version("torchrec") or ""
-    build = next(build for build in FBGEMM_BUILDS.values() if _version(build))
-    fbgemm = _version(build) or ""
+    torch, torchrec = installed_version("torch") or "", installed_version("torchrec") or ""
+    build = next(build for build in FBGEMM_BUILDS.values() if installed_version(build))
+    fbgemm = installed_version(build) or ""
     if Pairing(_minor(torch), _minor(torchrec)) not in PAIRINGS or _minor(fbgemm) != _minor(torchrec):
         return f"torch {torch}, torchrec {torchrec} and {build} {fbgemm} do not belong together"
     if device == "cuda" and build != FBGEMM_BUILDS["cuda"]:
@@ -115,7 +115,7 @@ def _loading_failure(device: str) -> str | None:
     """A sentence about packages that cannot be loaded, or None.
 
     Raises:
-        IncompatiblePackagesError: the packages fit `device` but the machine has no driver.
+        IncompatiblePackagesError: the packages fit CUDA but the machine has no driver.
     """
     try:
         logging.disable()  # fbgemm logs the same error at length
@@ -126,7 +126,7 @@ def _loading_failure(device: str) -> str | None:
     # broken binaries raise any of these: a missing library, symbol or operator
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         reason = str(error.__cause__ or error)
-        if device == "cuda" and reason.startswith(DRIVER_LIBRARIES):
+        if reason.startswith(DRIVER_LIBRARIES) and _mismatch("cuda") is None:
             raise IncompatiblePackagesError(
                 f"fbgemm needs the NVIDIA driver, which this machine lacks ({reason}).\n"
                 "The packages are right: use a machine with a GPU and its driver, or install for the CPU"
@@ -141,17 +141,18 @@ def _loading_failure(device: str) -> str | None:
 
 def _best_pairing() -> Pairing:
     """The pairing of the installed torch, else the preferred one."""
-    torch = _minor(_version("torch") or "")
+    torch = _minor(installed_version("torch") or "")
     return next((pairing for pairing in PAIRINGS if pairing.torch == torch), PAIRINGS[0])
 
 
 def installed_text() -> str:
     """Versions of the installed torch, torchrec and fbgemm, for messages."""
     packages = ("torch", "torchrec", *FBGEMM_BUILDS.values())
-    return ", ".join(f"{package} {_version(package) or '(none)'}" for package in packages)
+    return ", ".join(f"{package} {installed_version(package) or '(none)'}" for package in packages)
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Version of an installed package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -17,7 +17,7 @@ from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, Final, Self
 
-from cpr.doctor.finding import Finding, problem, warning
+from cpr.doctor.finding import Finding, problem
 from cpr.doctor.meeting import Meeting
 from cpr.rendezvous.launcher_env import LOOPBACK
 
@@ -58,8 +58,8 @@ def check_interfaces(meeting: Meeting) -> Iterator[Finding]:
     """Connect to all other nodes.
 
     Yields:
-        A problem for each node that cannot be reached, or that all nodes reach each other; with a problem
-        anywhere, gloo cannot be used.
+        A problem for each node that cannot be reached; on a node that reaches all others, a problem if one of
+        them does not, as gloo connects all with all; otherwise, that all nodes reach each other.
 
     Raises:
         RendezvousError: a node has ended.
@@ -84,7 +84,7 @@ def check_interfaces(meeting: Meeting) -> Iterator[Finding]:
         elsewhere = ", ".join(meeting.name(rank) for rank, found in enumerate(all_failures) if found)
         text = f"gloo takes {own.address} here ({own.reason}); "
         if elsewhere:
-            yield warning("interfaces", f"{text}not reached everywhere", f"see what {elsewhere} says")
+            yield problem("interfaces", f"{text}not all nodes reach each other", f"see what {elsewhere} says")
         else:
             yield Finding("interfaces", f"{text}all nodes reach each other")
 
@@ -150,4 +150,4 @@ def _advice(node: dict[str, Any]) -> str:
     on_node = f"on that node, name the interface of the job's network in {VARIABLE} (`ip -br addr`)"
     if ip_address(node["place"][0]).is_loopback:
         return f"{on_node}: other machines cannot reach a loopback address"
-    return f"open all ports between the nodes in their firewalls; or, {on_node}"
+    return f"open all TCP ports between the nodes in their firewalls; or, {on_node}"

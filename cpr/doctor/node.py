@@ -1,8 +1,7 @@
-"""Checks of one node by itself: packages, shared memory, limits, GPUs, storage."""
+"""Checks of one node by itself: packages, shared memory, limits, GPUs, and the checkpoint directory."""
 
 import os
 import resource
-import secrets
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,9 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from cpr.checkpoint.storage.base import is_local, open_storage, read_file
 from cpr.doctor.finding import Finding, problem, warning
-from cpr.errors import CheckpointError, CorruptFileError
+from cpr.doctor.storage import check_storage, mount_of
 from cpr.humanize import size_text
 from cpr.resident.cleanup import occupied
 from cpr.resident.folders import ROOT_VARIABLE, user_folder
@@ -24,6 +22,8 @@ LEAST_MEMORY_BYTES: Final = 10**9
 LEAST_FILES: Final = 4096
 """For connections to all ranks in several process groups, files of tables, and data files."""
 MEMORY_FILE_SYSTEMS: Final = ("tmpfs", "ramfs", "hugetlbfs")
+HEADROOM: Final = 0.1
+"""Share of the tables' memory that should be left beside them, for the processes."""
 
 
 def node_findings(needed_bytes: int | None, uri: str | None) -> Iterator[Finding]:
@@ -38,7 +38,16 @@ def node_findings(needed_bytes: int | None, uri: str | None) -> Iterator[Finding
     # imported here, so that the line above is out where torch cannot be imported
     import torch  # noqa: PLC0415
 
-    yield check_shared_memory(user_folder().parent, needed_bytes, memory_limit_bytes(), left_behind())
+    folder = user_folder().parent
+    limits = memory_limit_bytes(), available_bytes()
+    try:
+        yield check_shared_memory(folder, needed_bytes, *limits, left_behind())
+    except OSError as error:
+        yield problem(
+            "shared memory",
+            f"{folder} ({ROOT_VARIABLE}) cannot be used: {error.strerror or error}",
+            f"mend that, or name a memory file system (tmpfs) in {ROOT_VARIABLE}, or unset it",
+        )
     files, locked = (
         resource.getrlimit(each)[0] for each in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)
     )
@@ -55,7 +64,7 @@ def check_versions(command: Sequence[str]) -> Finding:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         text = done.stderr.strip() or f"{' '.join(command)} ended with code {done.returncode}"
-        return problem("versions", text, "install versions that fit together (requirements/README.md)")
+        return problem("versions", text, "as it says; what fits together stands in requirements/README.md")
     return Finding("versions", f"Python {sys.version.split()[0]}. {done.stdout.strip()}")
 
 
@@ -73,6 +82,12 @@ def memory_limit_bytes(groups: Path = Path("/proc/self/cgroup"), root: Path = Pa
     return min(limits)
 
 
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Memory of this machine that programs can still take."""
+    (line,) = (line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
+    return int(line.split()[1]) * 1024
+
+
 def left_behind() -> tuple[int, int]:
     """Bytes of shared memory of this user's dead runs: what the next start frees, and what a user must free.
 
@@ -85,29 +100,36 @@ def left_behind() -> tuple[int, int]:
 
 
 def check_shared_memory(
-    folder: Path, needed_bytes: int | None, limit_bytes: int, left_behind_bytes: tuple[int, int]
+    folder: Path,
+    needed_bytes: int | None,
+    limit_bytes: int,
+    available_bytes: int,
+    left_behind_bytes: tuple[int, int],
 ) -> Finding:
-    """Check that tables have room in shared memory.
+    """Check that tables have room in shared memory, and processes beside them.
 
     Args:
         folder: where the memory file system is mounted.
         needed_bytes: what the job takes on this node; None: not known.
         limit_bytes: memory that processes and shared memory may take together.
+        available_bytes: memory of the machine that nothing uses now.
         left_behind_bytes: see `left_behind`.
     """
     name, (freed_at_start, kept) = "shared memory", left_behind_bytes
     status = os.statvfs(folder)
     size, free = (blocks * status.f_frsize for blocks in (status.f_blocks, status.f_bavail))
     free += freed_at_start
-    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    above = [mount for mount in mounts if folder.resolve().is_relative_to(mount[0])]
-    _, kind = max(reversed(above), key=lambda mount: len(mount[0]))  # a later mount covers an earlier one
+    _, kind = mount_of(folder)
+    # huge pages are set apart, and never counted as available
+    available = limit_bytes if kind == "hugetlbfs" else available_bytes + freed_at_start
     needed = needed_bytes or LEAST_MEMORY_BYTES
+    room = (1 + HEADROOM) * needed
     text = (
         f"{folder} ({kind}): {size_text(free)} of {size_text(size)} free; memory limit "
-        f"{size_text(limit_bytes)}"
+        f"{size_text(limit_bytes)}, available {size_text(available)}"
         + f"; dead runs hold {size_text(kept)} more" * bool(kept)
-        + "; compared with 1 GB, as --memory does not say what the job takes" * (needed_bytes is None)
+        + f"; compared with {size_text(needed)}, and {HEADROOM:.0%} for processes"
+        + ", as --memory does not say what the job takes" * (needed_bytes is None)
     )
     if kind not in MEMORY_FILE_SYSTEMS:
         return problem(name, text, f"name a memory file system (tmpfs) in {ROOT_VARIABLE}")
@@ -117,19 +139,22 @@ def check_shared_memory(
         )
     advice = []
     if limit_bytes < needed:
-        room = size_text(needed)
+        least = size_text(room)
         advice.append(
-            f"raise the memory limit of the job to {room} or more (Slurm: --mem), or take more nodes"
+            f"raise the memory limit of the job to {least} or more (Slurm: --mem), or take more nodes"
         )
+    elif available < needed:
+        how = "`ps aux --sort -rss`, `df -t tmpfs`"
+        advice.append(f"end what else takes memory on this machine ({how}), or take more nodes")
     if free < needed:
-        advice += ["`cpr clean` lists what dead runs hold, and says how to save or remove it"] * bool(kept)
         how = "`mount -o remount,size=...`; Docker: --shm-size; Kubernetes: emptyDir of medium Memory"
         advice.append(f"enlarge {folder} to {size_text(size - free + needed)} or more ({how})")
-    if advice:
-        return problem(name, text, "; ".join(advice))
+    finding = problem if advice else warning
+    if not advice and min(limit_bytes, available) < room:
+        advice.append(f"give it {size_text(room)} or more, or the kernel may end processes that lack memory")
     if kept:
-        return warning(name, text, "`cpr clean` lists it, and says how to save or remove it")
-    return Finding(name, text)
+        advice.append("`cpr clean` lists what dead runs hold, and says how to save or remove it")
+    return finding(name, text, "; ".join(advice)) if advice else Finding(name, text)
 
 
 def check_open_files(limit: int) -> Finding:
@@ -156,44 +181,3 @@ def check_gpus(names: Sequence[str], has_driver: bool) -> Finding:
         advice = "install the CUDA build of torch; look at CUDA_VISIBLE_DEVICES and `nvidia-smi`"
         return problem("GPUs", "NVIDIA's driver is here, but torch sees no GPU", advice)
     return Finding("GPUs", f"{len(names)} {', '.join(sorted(set(names)))}".strip())
-
-
-def check_storage(uri: str, needed_bytes: int | None = None) -> Finding:
-    """Check that a checkpoint directory keeps what its ownership relies on: atomic writes, seen at once.
-
-    A file is written, replaced and deleted, and another client looks after each. With the size of the tables,
-    it is also checked that a local directory has room for a save of them.
-    """
-    folder, data, wrong = f"doctor-{secrets.token_hex(4)}", b"", set()
-    path = f"{folder}/record"
-    try:
-        writer, reader = open_storage(uri), open_storage(uri)
-        try:
-            for data in (b"first", b"replaced"):
-                with writer.create(path) as sink:
-                    sink.write(memoryview(data))
-                if list(reader.list(folder)) != ["record"] or read_file(reader, path) != data:
-                    wrong.add("a file that was written is not seen at once")
-            with suppress(InterruptedError), writer.create(path) as sink:
-                sink.write(memoryview(b"half"))
-                raise InterruptedError
-            if read_file(reader, path) != data:
-                wrong.add("an interrupted write has replaced a file")
-        finally:
-            writer.delete(folder)
-        if list(reader.list(folder)):
-            wrong.add("a file that was deleted is still listed")
-    except CorruptFileError:
-        wrong.add("a file that was written is not seen at once")
-    except (CheckpointError, ValueError) as error:
-        return Finding("storage", str(error), "PROBLEM")  # says what to do
-    if wrong:
-        return problem("storage", f"{writer.uri}: {'; '.join(sorted(wrong))}", "take one that is consistent")
-    text = f"{writer.uri}: writes are atomic, and seen at once"
-    if is_local(writer.uri):
-        status = os.statvfs(writer.uri)
-        free = status.f_bavail * status.f_frsize
-        text += f"; {size_text(free)} free"
-        if free < (needed_bytes or 0):
-            return warning("storage", text, "make room for a save of all tables, or name another directory")
-    return Finding("storage", text)

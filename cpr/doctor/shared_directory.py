@@ -98,6 +98,7 @@ def _advice(storage: Storage) -> str:
     if is_local(storage.uri):
         return (
             "mount one shared file system (NFS, Lustre) there on all nodes, or name an object store "
-            "(s3://..): a directory of a node's own disk is another one on each node"
+            "(s3://..): a directory of a node's own disk is another one on each node; or the nodes were "
+            "given different directories: give all the same --checkpoint"
         )
     return "name the same bucket and prefix on all nodes, in a store whose files are seen at once"

@@ -242,12 +242,17 @@ class _Client:
         if self._connection and self._leader:
             return f"rank 0 at {self._leader.address}:{self._leader.port} does not answer"
         if self._discovery.problem:
-            return (
-                f"{store} cannot be reached ({self._discovery.problem}). When an agent is replaced, torchrun "
-                "may send workers to the store of the old one: start every agent by `cpr run -- torchrun ...`"
+            advice = (
+                ". When an agent is replaced, torchrun may send workers to the store of the old one: start "
+                "every agent by `cpr run -- torchrun ...`"
             )
-        if self._discovery.latest:
-            return f"rank 0 did not come; {asdict(self._discovery.latest)} in {store} is of an earlier one"
+            return f"{store} cannot be reached ({self._discovery.problem}){advice * self._env.of_agent}"
+        if latest := self._discovery.latest:
+            earlier = ", or the address is of an earlier rank 0, and no new one came" * self._env.of_agent
+            return (
+                f"rank 0 cannot be reached at {latest.address}:{latest.port}, its address in {store}: a "
+                f"firewall closes the port{earlier}"
+            )
         return f"rank 0 did not come; it has published no address in {store}"
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from cpr.versions import IncompatiblePackagesError, check_versions
 from experiments.harness.network import NoNetworkError, check_possible
 
 
@@ -37,10 +38,11 @@ def require_links(parser: argparse.ArgumentParser) -> None:
 
 
 def require_gpu(parser: argparse.ArgumentParser) -> None:
-    """End the command with status 1 and a reason if torch finds no GPU here."""
+    """End the command with status 1 and a reason if torch, torchrec and FBGEMM do not work on a GPU here."""
+    need = f"{parser.prog}: this needs an NVIDIA GPU, and"
+    try:
+        check_versions("cuda")
+    except IncompatiblePackagesError as error:
+        parser.exit(1, f"{need} {error}\n")
     if not torch.cuda.is_available():
-        parser.exit(
-            1,
-            f"{parser.prog}: this needs an NVIDIA GPU, and torch {torch.__version__} finds none; with "
-            "`make DEVICE=cuda install` torch has CUDA, and `cpr doctor` says what else is missing\n",
-        )
+        parser.exit(1, f"{need} torch {torch.__version__} finds none; `cpr doctor` says what is missing\n")

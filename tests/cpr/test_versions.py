@@ -87,15 +87,27 @@ def test_every_supported_pairing_passes_the_metadata(installed, pairing, device)
         check_versions(device)
 
 
-def test_a_missing_driver_is_reported_as_such(installed, monkeypatch):
-    def import_without_driver(name: str) -> None:
-        raise OSError("libcuda.so.1: cannot open shared object file")
+def _import_without_driver(name: str) -> None:
+    raise OSError("libcuda.so.1: cannot open shared object file")
 
+
+@pytest.mark.parametrize("arguments", [["cuda"], ["cpu"], []], ids=str)
+def test_a_missing_driver_is_reported_as_such(installed, monkeypatch, capsys, arguments):
     installed(FITTING_CUDA)
-    monkeypatch.setattr(compatibility, "import_module", import_without_driver)
-    with pytest.raises(IncompatiblePackagesError, match="needs the NVIDIA driver") as raised:
-        check_versions("cuda")
-    assert "pip" not in str(raised.value)
+    monkeypatch.setattr(compatibility, "import_module", _import_without_driver)
+    assert compatibility.main(arguments) == 1
+    told = capsys.readouterr().err
+    assert "needs the NVIDIA driver" in told
+    assert "The packages are right: use a machine with a GPU" in told
+    assert "pip" not in told
+
+
+def test_a_missing_driver_is_no_excuse_for_packages_that_fit_no_gpu(installed, monkeypatch):
+    installed({**FITTING_CUDA, "torch": "2.13.0+cpu"})
+    monkeypatch.setattr(compatibility, "import_module", _import_without_driver)
+    with pytest.raises(IncompatiblePackagesError, match=r"operators cannot be loaded .*libcuda") as raised:
+        check_versions("cpu")
+    assert "make install DEVICE=cpu" in str(raised.value)
 
 
 def test_an_operator_that_is_not_there_is_noticed(monkeypatch):

@@ -118,6 +118,7 @@ def test_kubernetes_checks_the_node_trains_and_resumes(shell, tmp_path):
     options = build_parser().parse_args(doctor[1:])
     assert (options.memory, options.checkpoint) == ("200GB", f"{tmp_path}/runs/dlrm")
     torchrun, trainer = check_training(training)
+    assert (torchrun.nproc_per_node, variables["OMP_NUM_THREADS"]) == ("8", "4")
     assert int(torchrun.nnodes) == job["spec"]["completions"] == job["spec"]["parallelism"]
     assert torchrun.rdzv_endpoint == "dlrm-node-0-0.dlrm:29500"
     assert trainer.recipe == "terabyte"

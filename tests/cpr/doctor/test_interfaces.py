@@ -54,6 +54,17 @@ def test_a_closed_port_is_told(monkeypatch):
         assert "other machines cannot reach a loopback address" in found.text
 
 
+def test_no_node_may_start_where_one_is_not_reached(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    reach, failures = interfaces._try_to_reach, ["cannot be reached at 192.0.2.7"]
+    monkeypatch.setattr(interfaces, "_try_to_reach", lambda node: failures.pop() if failures else reach(node))
+    found = check(3)
+    assert [[each.state for each in node] for node in found] == 3 * [["PROBLEM"]]
+    assert (
+        sum("not all nodes reach each other. What to do: see what node" in str(node) for node in found) == 2
+    )
+
+
 def test_only_the_node_itself_may_answer(monkeypatch):
     # as where all nodes have a bridge of the same address, and each reaches its own
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -65,7 +76,7 @@ def test_only_the_node_itself_may_answer(monkeypatch):
 
 def test_a_firewall_is_suspected_where_an_address_is_of_a_network():
     place = ("192.0.2.7", 1, "b resolves to it")
-    assert interfaces._advice({"place": place}).startswith("open all ports between the nodes")
+    assert interfaces._advice({"place": place}).startswith("open all TCP ports between the nodes")
 
 
 @pytest.mark.parametrize(

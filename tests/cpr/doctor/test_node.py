@@ -2,14 +2,12 @@
 
 import os
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from cpr.checkpoint.storage.local import LocalStorage
 from cpr.doctor import node
 from cpr.doctor.finding import Finding
 from cpr.doctor.node import (
@@ -17,7 +15,6 @@ from cpr.doctor.node import (
     check_locked_memory,
     check_open_files,
     check_shared_memory,
-    check_storage,
     check_versions,
     memory_limit_bytes,
     node_findings,
@@ -29,28 +26,51 @@ RAM = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize(
-    ("needed", "limit", "left_over", "state", "advice"),
+    ("needed", "limit", "available", "left_over", "state", "advice"),
     [
-        (1, 10**15, (0, 0), "ok", ""),
-        (None, 10**15, (0, 0), "ok", "--memory does not say"),
-        (10**15, 10**15, (0, 0), "PROBLEM", "enlarge /dev/shm to 1,000 TB"),
-        (10**15, 10**15, (0, 1), "PROBLEM", "`cpr clean` lists what dead runs hold"),
-        (10**15, 10**15, (10**15, 0), "ok", ""),
-        (10**15, 10**14, (0, 0), "PROBLEM", "or take more nodes; enlarge"),
-        (2000, 1000, (0, 0), "PROBLEM", "raise the memory limit of the job to 2 kB"),
-        (1, 1000, (0, 5), "warning", "`cpr clean`"),
+        (1, 10**15, 10**15, (0, 0), "ok", "compared with 1 B, and 10% for processes"),
+        (None, 10**15, 10**15, (0, 0), "ok", "--memory does not say"),
+        (10**15, 10**16, 10**16, (0, 0), "PROBLEM", "enlarge /dev/shm to 1,000 TB"),
+        (10**15, 10**16, 10**16, (0, 1), "PROBLEM", "`cpr clean` lists what dead runs hold"),
+        (10**15, 10**16, 10**15, (10**15, 0), "ok", "available 2,000 TB"),
+        (10**15, 10**14, 10**16, (0, 0), "PROBLEM", "or take more nodes; enlarge"),
+        (2000, 1000, 10**15, (0, 0), "PROBLEM", "raise the memory limit of the job to 2.2 kB"),
+        (2000, 10**15, 1000, (0, 0), "PROBLEM", "end what else takes memory on this machine"),
+        (2000, 2100, 10**15, (0, 0), "warning", "give it 2.2 kB or more"),
+        (2000, 10**15, 2100, (0, 0), "warning", "give it 2.2 kB or more"),
+        (1, 1000, 1000, (0, 5), "warning", "`cpr clean`"),
     ],
 )
-def test_shared_memory_has_room(needed, limit, left_over, state, advice):
-    found = check_shared_memory(SHM, needed, limit, left_over)
+def test_shared_memory_has_room(needed, limit, available, left_over, state, advice):
+    found = check_shared_memory(SHM, needed, limit, available, left_over)
     assert found.state == state
     assert advice in found.text
 
 
+def test_huge_pages_are_not_among_the_available_memory(monkeypatch):
+    monkeypatch.setattr(node, "mount_of", lambda folder: (str(folder), "hugetlbfs"))
+    assert check_shared_memory(SHM, 1, RAM, 0, (0, 0)).state == "ok"
+
+
 def test_a_disk_is_no_shared_memory():
-    found = check_shared_memory(Path(__file__).parent, 1, RAM, (0, 0))
+    found = check_shared_memory(Path(__file__).parent, 1, RAM, RAM, (0, 0))
     assert found.state == "PROBLEM"
     assert "CPR_RESIDENT_ROOT" in found.text
+
+
+def test_a_root_that_cannot_be_used_is_told_and_the_other_checks_go_on(monkeypatch):
+    monkeypatch.setenv("CPR_RESIDENT_ROOT", "/nonexistent")
+    found = {each.check: each for each in node_findings(1, None)}
+    text = "/nonexistent (CPR_RESIDENT_ROOT) cannot be used: No such file or directory. What to do: mend"
+    assert text in str(found["shared memory"])
+    assert found["shared memory"].state == "PROBLEM"
+    assert "GPUs" in found
+
+
+def test_available_memory_is_read_in_bytes(tmp_path):
+    (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemAvailable:    7 kB\n")
+    assert node.available_bytes(tmp_path / "meminfo") == 7 * 1024
+    assert 0 < node.available_bytes() < RAM
 
 
 @pytest.mark.parametrize(
@@ -75,12 +95,13 @@ def test_the_least_limit_of_all_control_groups_counts(tmp_path, groups, files, l
 def test_what_others_hold_comes_on_top(monkeypatch):
     full = SimpleNamespace(f_frsize=1, f_blocks=2 * 10**9, f_bavail=0)
     monkeypatch.setattr(os, "statvfs", lambda folder: full)
-    assert "enlarge /dev/shm to 5 GB or more" in check_shared_memory(SHM, 3 * 10**9, RAM, (0, 0)).text
+    assert "enlarge /dev/shm to 5 GB or more" in check_shared_memory(SHM, 3 * 10**9, RAM, RAM, (0, 0)).text
 
 
 def test_shared_memory_must_be_writable(monkeypatch):
     monkeypatch.setattr(os, "access", lambda folder, mode: False)
-    assert "cannot be written. What to do: mount it writable" in check_shared_memory(SHM, 1, RAM, (0, 0)).text
+    found = check_shared_memory(SHM, 1, RAM, RAM, (0, 0))
+    assert "cannot be written. What to do: mount it writable" in found.text
 
 
 def test_memory_that_the_next_start_frees_is_not_held_against_the_node(monkeypatch):
@@ -93,7 +114,7 @@ def test_memory_that_the_next_start_frees_is_not_held_against_the_node(monkeypat
 def test_versions_are_told_where_torch_cannot_be_imported(monkeypatch):
     monkeypatch.setattr(node, "VERSIONS", (sys.executable, "-c", "raise SystemExit('no libtorch.so')"))
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert "no libtorch.so. What to do: install" in str(next(node_findings(None, None)))
+    assert "no libtorch.so. What to do: as it says" in str(next(node_findings(None, None)))
 
 
 def test_limits_and_gpus():
@@ -111,58 +132,3 @@ def test_versions_that_do_not_fit_are_told():
     assert found.state == "PROBLEM"
     assert "torch 1 with torchrec 2. What to do: " in found.text
     assert "ended with code -9" in check_versions(["sh", "-c", "kill -9 $$"]).text
-
-
-def test_a_directory_needs_room_for_the_tables(tmp_path):
-    assert check_storage(str(tmp_path), 1).state == "ok"
-    found = check_storage(str(tmp_path), 10**18)
-    assert found.state == "warning"
-    assert "free. What to do: make room for a save of all tables" in found.text
-
-
-def test_a_uri_that_no_storage_has_is_a_finding():
-    assert check_storage("nothing://here").state == "PROBLEM"
-    assert "names no bucket: write s3://BUCKET" in check_storage("s3://").text
-
-
-class Stale(LocalStorage):
-    """Lists and reads nothing new."""
-
-    def list(self, folder=""):
-        return iter(())
-
-
-class Partial(LocalStorage):
-    """An interrupted write leaves what it has written."""
-
-    @contextmanager
-    def create(self, path):
-        try:
-            with super().create(path) as sink:
-                yield sink
-        except InterruptedError:
-            (self._root / path).write_bytes(b"half")
-            raise
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        (LocalStorage, "seen at once"),
-        (Stale, "is not seen at once. What to do"),
-        (Partial, "an interrupted write has replaced a file"),
-    ],
-)
-def test_storage_keeps_what_ownership_relies_on(tmp_path, monkeypatch, kind, words):
-    monkeypatch.setattr(node, "open_storage", kind)
-    found = check_storage(str(tmp_path))
-    assert words in found.text
-    assert found.state == ("ok" if kind is LocalStorage else "PROBLEM")
-    assert not list(tmp_path.iterdir())
-
-
-def test_storage_that_cannot_be_written_says_why(tmp_path):
-    (tmp_path / "file").touch()
-    found = check_storage(str(tmp_path / "file"))
-    assert found.state == "PROBLEM"
-    assert "What to do: a file stands where a folder is needed" in found.text

@@ -34,6 +34,7 @@ def test_another_directory_is_told_on_all_nodes(roots):
     assert [each.state for each in (first, second, third)] == 3 * ["PROBLEM"]
     assert f"{roots[0]} is not what node 1 (b) writes to. What to do: mount one shared" in first.text
     assert f"{roots[1]} is not what node 0 (a), node 2 (c) writes to" in second.text
+    assert "or the nodes were given different directories" in second.text
     assert "not what node 1 (b) writes" in third.text
 
 

@@ -255,7 +255,7 @@ def test_client_reports_that_no_leader_came(env):
 def test_client_reports_an_address_of_an_earlier_leader(agent, env):
     port = free_port()
     publish(agent, port)
-    with pytest.raises(RendezvousError, match=rf"rank 0 did not come; .*{port}.* is of an earlier one"):
+    with pytest.raises(RendezvousError, match=rf"rank 0 cannot be reached at \S+:{port}, .* of an earlier"):
         join_from(env(1, 2), info(), LONGER)
 
 

@@ -1,6 +1,7 @@
 """The check of a GPU, with all its parts on the CPU: what is left untested is the card."""
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from math import nan
@@ -9,14 +10,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from cpr.versions import IncompatiblePackagesError
 from data.batch import Batch
 from dlrm.launch.device import Ranks
 from experiments.gpu import parts
+from experiments.gpu.measure import QUICK, run
 from experiments.gpu.parts import PARTS, Part, _losses
-from experiments.gpu.run import QUICK, main, run
+from experiments.gpu.run import main
 from experiments.gpu.worker import Clock, _Batches
 from experiments.gpu.worker import main as work
-from experiments.harness import launch, samples
+from experiments.harness import command, launch, samples
 from experiments.harness.launch import running
 from experiments.harness.record import Record
 from experiments.harness.workload import Workload
@@ -56,12 +59,32 @@ def test_all_parts_on_the_cpu(tmp_path, monkeypatch):
     assert rows["kill"]["auc"] == pytest.approx(rows["copy_out"]["auc"], abs=0.2)
 
 
-def test_without_a_gpu_it_says_so_and_ends(monkeypatch, capsys):
+@pytest.mark.parametrize("wrong", ["fbgemm needs the NVIDIA driver", None], ids=str)
+def test_without_a_gpu_it_says_so_and_ends(monkeypatch, capsys, wrong):
+    def check(device):
+        assert device == "cuda"
+        if wrong:
+            raise IncompatiblePackagesError(wrong)
+
+    monkeypatch.setattr(command, "check_versions", check)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as end:
         main([])
     assert end.value.code == 1
-    assert "needs an NVIDIA GPU" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "needs an NVIDIA GPU" in told
+    assert (wrong or "`cpr doctor` says what is missing") in told
+
+
+def test_the_command_line_needs_no_fbgemm():
+    # whose build for CUDA cannot be imported without a driver
+    code = (
+        "import sys; sys.modules['fbgemm_gpu'] = None; sys.argv[1:] = ['--help']\n"
+        "import runpy; runpy.run_module('experiments.gpu', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{{{','.join(PARTS)}}}" in done.stdout
 
 
 def test_a_part_that_fails_is_told_and_the_others_run(tmp_path, monkeypatch, capsys):
@@ -75,7 +98,7 @@ def test_a_part_that_fails_is_told_and_the_others_run(tmp_path, monkeypatch, cap
         "speed": Part(1, lambda check, deadline: {"samples_per_s": rates}),
         "kill": Part(1, fails),
     }
-    monkeypatch.setattr("experiments.gpu.run.PARTS", made)
+    monkeypatch.setattr("experiments.gpu.measure.PARTS", made)
     record = Record("gpu", {}, seeds=[], folder=tmp_path)
     assert run(record, CPU, made) == 1
     figures, notes = stored(record)["figures"], stored(record)["notes"]
