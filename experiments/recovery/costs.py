@@ -1,12 +1,14 @@
 """What training and saving cost in a run of `experiments.growth`, as its workers measure it themselves."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
 
-from cpr.checkpoint.checkpointer import Checkpointer
+import torch.distributed as dist
+
 from cpr.priority import Prioritizer, PriorityConfig
 from cpr.shards import find_shards
 from dlrm.launch.device import Ranks
@@ -14,7 +16,13 @@ from dlrm.training.model import unsharded
 from experiments.checkpointing.baselines import Saver
 from experiments.checkpointing.bench import Bench, across
 from experiments.checkpointing.job import TrainingJob, training_inputs
-from experiments.checkpointing.ours import OurRowSave, OurSave, random_rows, shard_bytes
+from experiments.checkpointing.ours import (
+    OurRowSave,
+    OurSave,
+    checkpointer_at,
+    random_rows,
+    shard_bytes,
+)
 from experiments.harness.training import Training
 
 WARM_UP_STEPS: Final = 5
@@ -24,13 +32,22 @@ SAVED: Final = ("blocked_s", "committed_s", "lost_s", "bytes")
 Costs = dict[str, Any]
 
 
-def of_ours(training: Training, job: TrainingJob, checkpointer: Checkpointer, scratch: Path) -> Costs:
-    """Costs under CPR: of a step, of MFU's counting, of a rolling save and of a row save."""
+def of_ours(training: Training, job: TrainingJob, scratch: Path) -> Costs:
+    """Costs under CPR: of a step, of MFU's counting, of a rolling save and of a row save.
+
+    The saves are not the run's: it has not counted the steps that are trained meanwhile.
+    """
+    checkpointer = checkpointer_at(scratch, training.model, job.ceiling_bytes)
     rows = random_rows(find_shards(training.model), job.row_share, job.seed)
     found = _of_training(training, job) | {"track_s": _tracking_s(training, job.steps_before)}
     found |= _of_saver(training, job, scratch, "save", lambda: OurSave(scratch, checkpointer, "rolling"))
     found |= _of_saver(training, job, scratch, "row_save", lambda: OurRowSave(scratch, checkpointer, rows))
-    return found | {"peak_bytes": peak_bytes()}
+    found["peak_bytes"] = peak_bytes()
+    checkpointer.close()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(scratch)
+    return found
 
 
 def of_rival(training: Training, job: TrainingJob, saver: Saver) -> Costs:
@@ -84,7 +101,14 @@ def _tracking_s(training: Training, steps: int) -> float:
 
 
 def peak_bytes() -> int:
-    """Largest resident set of this process so far, its shared memory included."""
-    status = Path("/proc/self/status").read_text()
-    (line,) = [each for each in status.splitlines() if each.startswith("VmHWM:")]
-    return int(line.split()[1]) * 1024
+    """Most memory that this process has taken so far, its shared memory included.
+
+    What it shares with other processes, as a forked one does with its fork server, counts by its share.
+    """
+    peak, now = (_kilobytes("status", name) for name in ("VmHWM", "VmRSS"))
+    return (peak - now + _kilobytes("smaps_rollup", "Pss")) * 1024
+
+
+def _kilobytes(file: str, name: str) -> int:
+    lines = Path(f"/proc/self/{file}").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

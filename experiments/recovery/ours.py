@@ -59,7 +59,10 @@ def work() -> int:
             if step == 0:
                 reached("stepped", memory=str(recovery.memory_folder))
                 if request["measures"] and not recovery.recoveries[1:]:
-                    reached("measured", **of_ours(training, job, recovery.checkpointer, saved))
+                    costs = of_ours(training, job, saved.with_name(f"{saved.name}-measured"))
+                    recovery.step(job.global_batch_size)
+                    recovery.save_now()
+                    reached("measured", **costs)
     raise AssertionError("training ends only from outside")
 
 
