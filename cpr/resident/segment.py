@@ -277,7 +277,8 @@ class Segment:
             if file.update_begun in {None, self.status.update_begun}
         }
         for name, region in regions.items():
-            if layout.files[name].digest not in {None, digest(region)}:
+            expected = layout.files[name].digest
+            if expected is not None and digest(region) != expected:  # live tables have none: they are large
                 raise DamagedMemoryError(f"{region_path(self.folder, name)} differs from its digest")
         return [
             HeldShard(

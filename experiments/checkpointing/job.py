@@ -39,6 +39,12 @@ class TrainingJob:
     seed: int = 1
     """Seed of batches and rows."""
 
+    @property
+    def table_bytes(self) -> int:
+        """Size of all tables with a sum of row-wise Adagrad for each row, in fp32."""
+        columns = load_config(self.recipe, []).model.embedding_dim if self.columns is None else self.columns
+        return 4 * self.num_tables * self.rows * (columns + 1)
+
 
 def start_training(job: TrainingJob, ranks: Ranks, initialize: bool = True) -> Training:
     """Set up the recipe of `job` with its tables, sharded table-wise."""

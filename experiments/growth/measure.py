@@ -22,7 +22,8 @@ def measure(point: Point, scratch: Path, order: int) -> Row:
         By contender: `start`, `kill` and, of CPR, `node` and `resume`: seconds of each phase from the launch,
         or from the kill, to a step of all ranks; the slowest rank's costs (`experiments.recovery.costs`);
         `table_bytes`, `trained_bytes` and `peak_bytes`: those of all processes together. Of CPR also
-        `write_s`: the slowest of as many processes that write the tables' bytes into new shared memory.
+        `write_s`: seconds in which as many processes write the tables' bytes into new shared memory, the mean
+        of once before and once after, as memory that was free for long takes longer.
     """
     row: Row = {"axis": point.axis, "value": point.value, "world_size": point.world_size}
     for name in list(CONTENDERS)[:: -1 if order % 2 else 1]:
@@ -42,6 +43,7 @@ def _contender(name: str, point: Point, scratch: Path, memory: Path) -> Row:
     threads = max(1, CORES // point.world_size)
     started: dict[str, Any] = {"scratch": scratch, "threads": threads, "measures": True}
     found: Row = {}
+    before_s = _write_s(point, memory) if name == "ours" else 0.0
     with timed_run(name, point.job, point.world_size, **started) as run:
         found["start"] = run.wait_for("stepped")
         run.wait_for("measured")
@@ -56,21 +58,21 @@ def _contender(name: str, point: Point, scratch: Path, memory: Path) -> Row:
             found["resume"] = run.wait_for("stepped")
         for left in memory.iterdir():
             shutil.rmtree(left, ignore_errors=True)  # whose janitor may be at it, too
-        found["write_s"] = _write_s(found["table_bytes"] // point.world_size, point.world_size, memory)
+        found["write_s"] = (before_s + _write_s(point, memory)) / 2
     return found
 
 
-def _write_s(num_bytes: int, num_processes: int, memory: Path) -> float:
-    """Seconds in which processes write so many bytes each into new shared memory, all at once."""
-    writers = []
-    for number in range(num_processes):
+def _write_s(point: Point, memory: Path) -> float:
+    """Seconds in which all processes write their share of the tables into new shared memory, all at once."""
+    num_bytes, writers = point.job.table_bytes // point.world_size, []
+    for number in range(point.world_size):
         path = memory / f"written-{number}"
         path.touch()
         os.truncate(path, num_bytes // 4 * 4)
         command = [sys.executable, "-m", "experiments.growth.write", str(num_bytes), str(path)]
         writers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     took_s = [float(writer.communicate()[0]) for writer in writers]
-    for number in range(num_processes):
+    for number in range(point.world_size):
         (memory / f"written-{number}").unlink()
     return max(took_s)
 

@@ -34,6 +34,19 @@ def test_what_lies_elsewhere_is_named_and_left_out(home):
     assert_same([here], segment.held_shards())
 
 
+def test_live_tables_are_mapped_and_not_read(home, monkeypatch):
+    """A restart would take longer the larger they are."""
+    segment = home.create("rank1")
+    shard = make_shard(segment)
+    segment.seal(**RUN, shards=[shard])
+
+    def digest(region):
+        raise AssertionError("read")
+
+    monkeypatch.setattr("cpr.resident.segment.digest", digest)
+    assert_same([shard], crash_and_find(home, segment).held_shards())
+
+
 def test_sealing_again_forgets_and_frees_what_was_before(home):
     segment = home.create("rank1")
     segment.seal(**RUN, shards=[make_shard(segment, fqn="model.old")])
