@@ -32,17 +32,20 @@ SAVED: Final = ("blocked_s", "committed_s", "lost_s", "bytes")
 Costs = dict[str, Any]
 
 
-def of_ours(training: Training, job: TrainingJob, scratch: Path) -> Costs:
+def of_ours(training: Training, job: TrainingJob, save: Callable[[], object], scratch: Path) -> Costs:
     """Costs under CPR: of a step, of MFU's counting, of a rolling save and of a row save.
 
-    The saves are not the run's: it has not counted the steps that are trained meanwhile.
+    `save` makes a save of the run. Those that are timed are not the run's, which has not counted the steps
+    that are trained meanwhile, and take memory of their own.
     """
+    found = _of_training(training, job)
+    save()
+    found["peak_bytes"] = peak_bytes()
     checkpointer = checkpointer_at(scratch, training.model, job.ceiling_bytes)
     rows = random_rows(find_shards(training.model), job.row_share, job.seed)
-    found = _of_training(training, job) | {"track_s": _tracking_s(training, job.steps_before)}
+    found["track_s"] = _tracking_s(training, job.steps_before)
     found |= _of_saver(training, job, scratch, "save", lambda: OurSave(scratch, checkpointer, "rolling"))
     found |= _of_saver(training, job, scratch, "row_save", lambda: OurRowSave(scratch, checkpointer, rows))
-    found["peak_bytes"] = peak_bytes()
     checkpointer.close()
     dist.barrier()
     if dist.get_rank() == 0:

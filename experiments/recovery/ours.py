@@ -59,10 +59,8 @@ def work() -> int:
             if step == 0:
                 reached("stepped", memory=str(recovery.memory_folder))
                 if request["measures"] and not recovery.recoveries[1:]:
-                    costs = of_ours(training, job, saved.with_name(f"{saved.name}-measured"))
-                    recovery.step(job.global_batch_size)
-                    recovery.save_now()
-                    reached("measured", **costs)
+                    scratch = saved.with_name(f"{saved.name}-measured")
+                    reached("measured", **of_ours(training, job, recovery.save_now, scratch))
     raise AssertionError("training ends only from outside")
 
 
