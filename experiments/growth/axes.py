@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from experiments.checkpointing.job import TrainingJob
-from experiments.harness.workload import OURS, TORCHREC, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +39,12 @@ def rows_points(rows: Sequence[int]) -> list[Point]:
     return _points("rows", {NUM_TABLES * each: replace(BASE, rows=each) for each in rows})
 
 
+BIG: Final = Point(axis="rows", value=NUM_TABLES * BIG_ROWS, job=replace(BASE, rows=BIG_ROWS))
+"""The largest job, of `experiments.full_size`."""
+
 AXES: Final[Sequence[Point]] = [
     *rows_points([4_000, 40_000, 220_000, 660_000]),
+    BIG,
     # a small batch, since the interactions of DLRM, and the layer after them, grow with the square
     *_points(
         "tables",
@@ -52,7 +55,3 @@ AXES: Final[Sequence[Point]] = [
     *_points("ids", {each: replace(BASE, ids_per_sample=each) for each in (1, 26, 104, 208)}),
     *[Point(axis="ranks", value=each, job=BASE, world_size=each) for each in (1, 2, 4, 8)],
 ]
-BIG_WORKLOAD: Final = Workload(rows=BIG_ROWS, warm_up_steps=30)
-"""The same tables, for training steps of this trainer and of TorchRec's own DLRM."""
-BIG_SETTINGS: Final = tuple(each for each in (*OURS, *TORCHREC) if each.precision == "fp32")
-BIG: Final = Point(axis="rows", value=NUM_TABLES * BIG_ROWS, job=replace(BASE, rows=BIG_ROWS))

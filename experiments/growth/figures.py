@@ -6,9 +6,7 @@ from itertools import pairwise
 from statistics import linear_regression, median
 from typing import Final
 
-from experiments.growth.axes import BIG, BIG_SETTINGS
 from experiments.harness.record import Row
-from experiments.harness.statistics import median_figures
 
 GB: Final = 1e9
 CONTENDERS: Final = ("ours", "rival")
@@ -44,7 +42,7 @@ def curve(rows: Sequence[Row], axis: str, contender: str, metric: str) -> dict[i
     """Median of a metric by value on an axis, ascending."""
     found: dict[int, list[float]] = {}
     for row in rows:
-        value = METRICS[metric](row.get(contender, {})) if row.get("axis") == axis else None
+        value = METRICS[metric](row.get(contender, {})) if row["axis"] == axis else None
         if value is not None:
             found.setdefault(row["value"], []).append(value)
     return {value: median(found[value]) for value in sorted(found)}
@@ -52,7 +50,7 @@ def curve(rows: Sequence[Row], axis: str, contender: str, metric: str) -> dict[i
 
 def axes_of(rows: Sequence[Row]) -> list[str]:
     """The axes of these rows, in their order."""
-    return list(dict.fromkeys(row["axis"] for row in rows if "axis" in row))
+    return list(dict.fromkeys(row["axis"] for row in rows))
 
 
 def exponents(points: Mapping[int, float]) -> tuple[float, float, float]:
@@ -65,9 +63,7 @@ def exponents(points: Mapping[int, float]) -> tuple[float, float, float]:
 
 def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     """All figures."""
-    steps = [row for row in rows if "setting" in row]
-    rows = [row for row in rows if "axis" in row]
-    figures: dict[str, float] = _big_steps(steps)
+    figures: dict[str, float] = {}
     for axis in axes_of(rows):
         for metric in METRICS:
             for contender in CONTENDERS:
@@ -79,41 +75,4 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
                         f"{name}{ending}": each
                         for ending, each in zip(endings, exponents(points), strict=True)
                     }
-    return figures | _big([row for row in rows if (row["axis"], row["value"]) == (BIG.axis, BIG.value)])
-
-
-def _big_steps(rows: Sequence[Row]) -> dict[str, float]:
-    """Rate of our fastest setting in each round over that of TorchRec's, on the largest job's tables."""
-    rates: dict[int, dict[str, list[float]]] = {}
-    trainers = {each.name: each.trainer for each in BIG_SETTINGS}
-    for row in rows:
-        of_round = rates.setdefault(row["round"], {name: [] for name in trainers.values()})
-        of_round[trainers[row["setting"]]].append(row["samples_per_s"])
-    found = [max(each["ours"]) / max(each["torchrec"]) for each in rates.values()]
-    return median_figures("big_ratio_to_torchrec", found) if found else {}
-
-
-def _big(rows: Sequence[Row]) -> dict[str, float]:
-    """Figures of the largest job."""
-    if not rows:
-        return {}
-    ours, rival = ([row[name] for row in rows] for name in CONTENDERS)
-    found = {"big_rows": float(BIG.value), "big_gb": ours[0]["table_bytes"] / GB}
-
-    def add(name: str, of: Callable[[Row, Row], float]) -> None:
-        found.update(median_figures(name, [of(*pair) for pair in zip(ours, rival, strict=True)]))
-
-    add("big_kill_to_step_s", lambda mine, _: sum(mine["kill"].values()))
-    add("big_rival_kill_to_step_s", lambda _, other: sum(other["kill"].values()))
-    add("big_kill_ratio", lambda mine, other: sum(mine["kill"].values()) / sum(other["kill"].values()))
-    add("big_node_ratio", lambda mine, other: sum(mine["node"].values()) / sum(other["kill"].values()))
-    add("big_start_ratio", lambda mine, other: sum(mine["start"].values()) / sum(other["start"].values()))
-    add("big_build_s", lambda mine, _: build_s(mine["start"]))
-    add("big_build_ratio", lambda mine, _: build_s(mine["start"]) / mine["write_s"])
-    add("big_step_ratio", lambda mine, other: mine["step_s"] / other["step_s"])
-    add("big_save_gb_per_s", lambda mine, _: mine["save_bytes"] / mine["save_committed_s"] / GB)
-    add(
-        "big_memory_overhead",
-        lambda mine, other: (mine["peak_bytes"] - other["trained_bytes"]) / mine["table_bytes"],
-    )
-    return found
+    return figures

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from statistics import median, median_low
+from statistics import median
 from typing import Final
 
 from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ from experiments.checkpointing.job import TrainingJob
 from experiments.harness.command import experiment_parser
 from experiments.harness.record import QUICK, Record, Row
 from experiments.harness.statistics import median_figures
-from experiments.recovery.timeline import EVENTS
+from experiments.recovery.picture import phase_bars
 from experiments.recovery.timing import CONTENDERS, saved_in, timed_run
 
 ROUNDS: Final = 5
@@ -39,14 +39,6 @@ TRAINING_S: Final = (3.0, 5.0)
 """The kill comes at a seeded random time in this range after the first step of all ranks."""
 SCRATCH: Final = Path("runs") / "recovery"
 """Checkpoints, up to 6 GB, under the current folder; deleted at the end."""
-LABELS: Final = {
-    "started": "kill noticed, new processes started",
-    "imported": "imports",
-    "met": "process group",
-    "built": "model built",
-    "restored": "values restored",
-    "stepped": "first step",
-}
 NAMES: Final = {"rival": "torchrun,\nfull reload with DCP", "ours": "CPR,\npartial recovery"}
 
 
@@ -101,29 +93,18 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def draw(result: Row, folder: Path) -> None:
-    """Draw one bar for each contender and number of workers: the phases of its median round.
-
-    A round of its own, not the medians of phases, so that the pieces add up to the printed total.
-    """
+    """Draw one bar for each contender and number of workers."""
     sizes = sorted({row["world_size"] for row in result["rows"]})
     bars = [(size, name) for size in sizes for name in NAMES]
     figure = Figure(figsize=(9, 1.6 + 0.75 * len(bars)), layout="constrained")
     axes = figure.subplots()
-    for place, (size, name) in enumerate(bars):
-        rounds = [row["phases"][name] for row in result["rows"] if row["world_size"] == size]
-        totals = [sum(each.values()) for each in rounds]
-        total = median_low(totals)
-        shown, left = rounds[totals.index(total)], 0.0
-        for number, event in enumerate(EVENTS):
-            label = LABELS[event] if place == 0 else None
-            axes.barh(place, shown[event], 0.5, left=left, color=f"C{number}", label=label)
-            left += shown[event]
-        axes.plot(
-            totals, [place - 0.36] * len(totals), "k|", label="each round's total" if place == 0 else None
-        )
-        axes.annotate(f"{total:.1f} s", (total, place), (5, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(bars)), [f"{size} workers: {NAMES[name]}" for size, name in bars])
-    axes.invert_yaxis()
+    rounds = {
+        f"{size} workers: {NAMES[name]}": [
+            row["phases"][name] for row in result["rows"] if row["world_size"] == size
+        ]
+        for size, name in bars
+    }
+    phase_bars(axes, rounds)
     axes.set_xlabel("seconds from kill -9 of one worker to the next step of all (bars: the median round)")
     figure.suptitle("How fast training continues after a worker is killed", fontsize=11)
     figure.legend(fontsize=8, ncols=4, loc="outside lower center", frameon=False)

@@ -1,12 +1,13 @@
 """What grows: the arithmetic, and the jobs' sizes."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from dlrm.launch.device import Ranks
 from experiments.checkpointing.job import TrainingJob, training_inputs
-from experiments.growth.axes import AXES, BIG, BIG_SETTINGS
+from experiments.growth.axes import AXES
 from experiments.growth.days import measure_days
 from experiments.growth.figures import curve, exponents, figures_of
 
@@ -29,32 +30,11 @@ def test_exponents_are_those_of_power_laws():
     assert 0 < fitted < 2
 
 
-def test_figures_of_an_axis_and_of_the_largest_job():
-    rows = [row("rows", BIG.value, kill_s, rival_s=rival_s) for kill_s, rival_s in ((1, 8), (2, 8), (4, 40))]
-    figures = figures_of([*rows, row("rows", 1000, 0.5)])
-    assert figures["big_kill_ratio"] == pytest.approx(1 / 8)
-    assert (figures["big_kill_ratio_low"], figures["big_kill_ratio_high"]) == pytest.approx((0.1, 0.25))
-    assert figures["big_memory_overhead"] == pytest.approx(10 / 80)
-    assert figures["big_save_gb_per_s"] == pytest.approx(2)
-    assert figures["big_step_ratio"] == pytest.approx(2)
-    assert figures["growth_exponent_kill_rows"] > 0
+def test_figures_of_an_axis():
+    figures = figures_of([row("rows", 10_000, 2), row("rows", 1000, 0.5)])
+    assert figures["growth_exponent_kill_rows"] == pytest.approx(math.log10(4))
     assert figures["growth_exponent_rival_kill_rows"] == pytest.approx(0)
     assert not any("row_save" in name for name in figures), "not measured in these rows"
-    assert figures["big_build_ratio"] == pytest.approx(0.5 / 0.4), "in the median round"
-
-
-def test_the_fastest_settings_of_a_round_are_compared():
-    names = {
-        trainer: [e.name for e in BIG_SETTINGS if e.trainer == trainer] for trainer in ("ours", "torchrec")
-    }
-    rows = [
-        {"round": number, "setting": name, "samples_per_s": rate * (1 + place)}
-        for number, rates in enumerate([(3, 1), (8, 2), (6, 1)])
-        for rate, trainer in zip(rates, names, strict=True)
-        for place, name in enumerate(names[trainer])
-    ]
-    slower = len(names["ours"]) / len(names["torchrec"])
-    assert figures_of(rows)["big_ratio_to_torchrec"] == pytest.approx(4 * slower)
 
 
 def test_days_of_data_are_opened_at_the_beginning_and_in_the_middle(tmp_path):

@@ -1,0 +1,1 @@
+"""Training with tables as large as this machine takes; see `run`."""
