@@ -43,7 +43,6 @@ OTHERWISE = {
     "--recipe examples/sequence.toml": "tests/system/training/test_examples.py",
     "data.prepare s3://": "tests/data/jobs/test_cluster.py",
     "dask": "tests/data/jobs/conftest.py",
-    "experiments.full_size": "tests/experiments/full_size/test_run.py",
     "experiments.recovery": "tests/experiments/recovery/test_run.py",
     "experiments.report": "tests/experiments/report/test_run.py",
 }
