@@ -373,7 +373,7 @@ def run_without_a_node_that_is_paused(start, lender, dataset, folder):
             each.linger()
         for each in (a, c):
             each.wait_for(lambda each=each: each.has_ended_training)
-        a.wait_for(lambda: (only_folder(runs) / "report.html").exists())  # which is written last
+        a.wait_for((only_folder(runs) / "report.html").exists)  # which is written last
         finished = files_of(runs)
         steps = newest_owner(directory(runs)).finished
         b.hold(0)
