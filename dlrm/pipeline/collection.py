@@ -56,7 +56,7 @@ class SentIds:
 class Prefetched:
     """What was done ahead in a collection for a batch."""
 
-    sent_ids: "SentIds"
+    sent_ids: SentIds
     """Ids of the batch."""
     context: Any
     ids: Any

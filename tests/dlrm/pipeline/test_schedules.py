@@ -90,12 +90,19 @@ class Transforming(torch.nn.Module):
         return self.inner(dense, changed)
 
 
-class Whimsical(torch.nn.Module):
-    """Calls the tables once, twice, not at all, also with other ids, or changes the ids in place."""
+class Wrapper(torch.nn.Module):
+    """A model in another one, which counts its calls."""
 
     def __init__(self, inner):
         super().__init__()
         self.inner, self.calls = inner, 0
+
+
+class Whimsical(Wrapper):
+    """Calls the tables once, twice, not at all, also with other ids, or changes the ids in place."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
         self.alone = torch.nn.Linear(13, 1)
 
     def forward(self, dense, sparse):
@@ -130,12 +137,8 @@ def test_models_may_look_up_more_or_less_than_they_did_first(shard_model, make_b
         assert torch.equal(table, results[1][1][name]), name
 
 
-class Shrinking(torch.nn.Module):
+class Shrinking(Wrapper):
     """Shrinks its tables itself, from its third batch on."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner, self.calls = inner, 0
 
     def forward(self, dense, sparse):
         self.calls += 1
@@ -161,12 +164,8 @@ def test_rows_that_the_model_itself_changes_are_told(in_evaluation, shard_model,
         schedule.step(batches[2], lambda count: batches[3:])
 
 
-class Overwriting(torch.nn.Module):
+class Overwriting(Wrapper):
     """Writes into the ids of its batch from its third call on, in a way that PyTorch does not count."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner, self.calls = inner, 0
 
     def forward(self, dense, sparse):
         self.calls += 1
