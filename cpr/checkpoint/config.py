@@ -18,7 +18,7 @@ class CheckpointConfig:
 
     uri: str
     """Checkpoint directory: a path, or a URI of any pyarrow file system such as s3://bucket/run."""
-    host_memory_bytes: int = 512 * 2**20
+    host_memory_bytes: int = 384 * 2**20
     """Limit of a worker's host memory for copies of table rows; copies of dense parameters and registered
     state come on top. A consistent save makes training wait, before rows change, until the rows that do not
     fit are written; with room for all shards of the worker it waits at most for the copy."""
