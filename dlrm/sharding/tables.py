@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbedding, BaseBatchedEmbeddingBag
@@ -23,7 +25,10 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from cpr.shards import TableShard, table_groups
 from dlrm.sharding.splitting.operator_tables import OperatorTables
 
+Values = npt.NDArray[np.float32]
 INIT_CHUNK_ROWS: Final = 65_536
+DRAWN_AT_ONCE: Final = 2**17
+"""Values that fit into a core's cache."""
 TORCHREC_INITIALISERS: Final = (
     (BaseBatchedEmbedding, "init_parameters"),
     (BaseBatchedEmbeddingBag, "init_parameters"),
@@ -79,10 +84,25 @@ def _fill(table: TableShard, low: float, high: float, seed: int, chunk: int) -> 
     is_whole = rows.shape == (stop - start, dim) and rows.is_contiguous()
     is_drawn_in_place = is_whole and rows.device.type == "cpu" and rows.dtype == torch.float32
     values = rows if is_drawn_in_place else torch.empty(stop - start, dim)
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    values.uniform_(low, high, generator=generator)
+    draw_uniform(values.view(-1).numpy(), low, high, int.from_bytes(digest))
     if not is_drawn_in_place:
         rows.copy_(values[begin - start : end - start, slice(*table.extent.cols)])
+
+
+def draw_uniform(values: Values, low: float, high: float, seed: int) -> None:
+    """Set `values`, fp32 `[n]`, to uniform ones from `low` to `high`, of 2^23 levels.
+
+    Twice as fast as PyTorch's generator: most of the time of a first start on large tables.
+    """
+    generator = np.random.SFC64(seed)
+    for start in range(0, len(values), DRAWN_AT_ONCE):
+        drawn = values[start : start + DRAWN_AT_ONCE]
+        bits = generator.random_raw(-(-len(drawn) // 2)).view(np.uint32)[: len(drawn)]
+        bits >>= np.uint32(9)
+        bits |= np.uint32(0x3F80_0000)  # the exponent of fp32 numbers from 1 to 2
+        np.subtract(bits.view(np.float32), np.float32(1), out=drawn)
+        drawn *= np.float32(high - low)
+        drawn += np.float32(low)
 
 
 def _num_threads() -> int:

@@ -4,6 +4,7 @@ import tempfile
 from dataclasses import dataclass
 from itertools import cycle
 
+from cpr.checkpoint.config import CheckpointConfig
 from dlrm.config.recipe import load_config
 from dlrm.launch.device import Ranks
 from dlrm.training.data import Inputs
@@ -32,7 +33,7 @@ class TrainingJob:
     """Steps before each save, whose median is the undisturbed step."""
     row_share: float = 1 / 8
     """Share of the rows of each table, drawn at random, that a row save writes."""
-    ceiling_bytes: int = 512 * 2**20
+    ceiling_bytes: int = CheckpointConfig.host_memory_bytes
     """Limit of the extra host memory of a worker in a rolling save."""
     num_batches: int = 8
     """Different batches, used in turn."""

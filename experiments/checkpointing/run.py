@@ -72,7 +72,7 @@ RATIOS: Final = {
 NOTES: Final = {
     "blocked_ratio_consistent": (
         "The consistent save has memory for all rows of a worker, so that training waits for the copy alone; "
-        "peak_extra_bytes_consistent is that memory. The rolling save has a limit of 512 MiB."
+        "peak_extra_bytes_consistent is that memory. The rolling save has the default limit, 384 MiB."
     ),
     "lost_ratio_to_dcp_async": (
         "async_save gets plain local tensors: TorchRec's ShardedTensor fails in it on the CPU with "

@@ -23,7 +23,7 @@ from dlrm.training.data import Inputs
 from experiments.harness.record import Row
 from experiments.harness.worker_process import job_from, worker_process_group, write_measured
 from experiments.harness.workload import TimedBatches, Workload, inputs_of
-from experiments.throughput.torchrec_dlrm import TorchRecDLRM
+from experiments.throughput.torchrec_training import TorchRecTraining
 
 TORCHREC: Final = "torchrec"
 
@@ -107,7 +107,7 @@ def _measure(job: Row, device: torch.device, ranks: Ranks) -> Row:
         }
         config = load_config(workload.recipe, [f"{name}={value}" for name, value in overrides.items()])
         if not is_ours:
-            rival = TorchRecDLRM(config, workload.features, batches.config.batch_size, device)
+            rival = TorchRecTraining(config, workload.features, batches.config.batch_size, device)
             rival.train_pipelined(batches)
             return {"samples_per_s": clock.samples_per_s}
         last = TimedBatches(workload, steps=1, rank=ranks.rank, world_size=ranks.world_size)

@@ -16,7 +16,7 @@ from dlrm.training.build import build
 from experiments.harness.worker_process import job_from, worker_process_group, write_measured
 from experiments.harness.workload import Setting, TimedBatches, Workload, inputs_of
 from experiments.throughput.breakdown import breakdown_ms
-from experiments.throughput.torchrec_dlrm import TorchRecDLRM
+from experiments.throughput.torchrec_training import TorchRecTraining
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,12 +47,16 @@ def _measure(setting: Setting, workload: Workload, ranks: Ranks, profiled: bool)
             "train.run_folder": scratch,
             "data.global_batch_size": workload.global_batch_size,
             "sharding.strategy": "torchrec",  # the planner of the other side
+            # which recipes differ in, and TorchRec's side has SGD
+            "tables.optimizer": "sgd",
+            "dense.optimizer": "sgd",
+            "schedule.warmup_steps": 0,
         }
         config = load_config(workload.recipe, [f"{name}={value}" for name, value in overrides.items()])
         if setting.trainer == "ours":
             _train_ours(config, workload, ranks, batches)
         else:
-            rival = TorchRecDLRM(config, workload.features, batches.config.batch_size)
+            rival = TorchRecTraining(config, workload.features, batches.config.batch_size)
             (rival.train_pipelined if setting.pipelined else rival.train)(batches)
     step_s = median(batches.took_s[workload.warm_up_steps :])
     measured: dict[str, Any] = {

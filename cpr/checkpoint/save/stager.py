@@ -1,10 +1,11 @@
 """Staging: copies the rows of a save out of the tables, which is the cost of a save to training.
 
-A rolling save is copied a little after each training step. A consistent one is copied by a thread during the
-forward pass of the next step, which only reads: training waits for the thread before rows change (`settle`,
-which `cpr.shards.before_updates` calls), so that all rows are of the moment of the call. Rows that cannot be
-copied in the background (on CUDA, behind a device cache, or updated by an ordinary optimizer, which announces
-no updates) are copied before the call returns.
+Rows are copied by a thread during the forward pass of the next step, which only reads. Before rows change
+(`settle`, which `cpr.shards.before_updates` calls), training waits for the thread: in a consistent save until
+it has copied all rows, so that they are of the moment of the call; in a rolling save until it has copied the
+piece that it is at, and it continues after the step. Rows that cannot be copied in the background (on CUDA,
+behind a device cache, or updated by an ordinary optimizer, which announces no updates) are copied before the
+call returns.
 
 The thread depends only on the writer, which releases buffers without communication. So it finishes even while
 the training threads of the ranks wait for it or for each other.
@@ -14,16 +15,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Event, Thread
 from typing import Final
 
 from cpr.checkpoint.save.snapshot import Snapshot, StagedRows
 from cpr.checkpoint.save.staging import PIECE_BYTES, StagingPool
-from cpr.checkpoint.save.writer_thread import Save, describe
+from cpr.checkpoint.save.writer_thread import Save, describe, lower_priority
 from cpr.checkpoint.state.model_state import CapturedState
 
 ROLLING_BYTES_PER_STEP: Final = 64 * 2**20
-"""Most bytes that a rolling save copies between two training steps: some milliseconds."""
+"""Most bytes that a rolling save copies in a training step: some milliseconds."""
 HANDOVER_BYTES: Final = 128 * 2**20
 """Bytes that are copied before the writer gets them: writing at the same time would slow copying down."""
 POLL_S: Final = 0.1
@@ -39,6 +41,8 @@ class _Job:
     states: CapturedState
     given_up: Event = field(default_factory=Event)
     """Set when copying must stop."""
+    about_to_change: Event = field(default_factory=Event)
+    """Set while training waits to change rows, for which a rolling save stops copying for this step."""
 
     @property
     def is_copied(self) -> bool:
@@ -63,9 +67,22 @@ class Stager:
         self._job = _Job(save, snapshot, states)
 
     def copy_some(self, step: int) -> None:
-        """Copy the next pieces of a rolling save, as far as buffers are free."""
-        if self._job is not None and self._background is None:
-            self._copy_here(self._job, step, lambda copied: copied >= ROLLING_BYTES_PER_STEP, wait=False)
+        """Copy the next pieces of a rolling save, as far as buffers are free, in the background if possible.
+
+        At least one piece, so that a save ends however short steps are.
+        """
+        if (job := self._job) is None or self._background is not None:
+            return
+
+        def enough(copied: int) -> bool:
+            return copied >= ROLLING_BYTES_PER_STEP or (copied > 0 and job.about_to_change.is_set())
+
+        if job.snapshot.is_urgent:
+            self._copy_here(
+                job, step, lambda copied: enough(copied) or not job.snapshot.is_urgent, wait=False
+            )
+        if self._job is job and not job.snapshot.is_urgent:
+            self._start(job, partial(self._copy, job, step, enough, wait=False), is_gentle=True)
 
     def copy_in_background(self, step: int, deadline: float | None = None) -> None:
         """Copy urgent rows now, and the others in a background thread."""
@@ -73,10 +90,21 @@ class Stager:
         snapshot = self._job.snapshot
         self._copy_here(self._job, step, lambda _: not snapshot.is_urgent, deadline=deadline)
         if (job := self._job) is not None:
-            arguments = (job, step, deadline)
-            thread = Thread(target=self._copy_rest, args=arguments, name="checkpoint-stager", daemon=True)
-            self._background = thread, job
-            thread.start()
+            self._start(job, partial(self._copy, job, step, _never, deadline=deadline))
+
+    def _start(self, job: _Job, copy: Callable[[], None], *, is_gentle: bool = False) -> None:
+        """Copy in a thread, which yields to training if it `is_gentle`."""
+
+        def run() -> None:
+            if is_gentle:
+                lower_priority()
+            with suppress(Exception):  # the save has failed by then, and reports the error
+                copy()
+
+        job.about_to_change.clear()
+        thread = Thread(target=run, name="checkpoint-stager", daemon=True)
+        self._background = thread, job
+        thread.start()
 
     def settle(self, deadline: float | None = None) -> None:
         """Wait until the background thread has stopped reading tables; called before they change."""
@@ -84,6 +112,7 @@ class Stager:
             return
         began = time.perf_counter()
         thread, job = self._background
+        job.about_to_change.set()
         thread.join(seconds_left(deadline))
         if thread.is_alive():
             _run_out(job)
@@ -112,10 +141,6 @@ class Stager:
         began = time.perf_counter()
         self._copy(job, step, enough, wait=wait, deadline=deadline)
         job.save.blocked_s += time.perf_counter() - began
-
-    def _copy_rest(self, job: _Job, step: int, deadline: float | None) -> None:
-        with suppress(Exception):  # the save has failed by then, and reports the error
-            self._copy(job, step, _never, deadline=deadline)
 
     def _copy(
         self, job: _Job, step: int, enough: Enough, *, wait: bool = True, deadline: float | None = None

@@ -159,6 +159,7 @@ def test_a_rolling_save_takes_a_piece_a_step_and_says_which_steps(start, small_p
     steps = 0
     while run.checkpointer._stager._job is not None:
         run.train(1)
+        run.checkpointer.settle()
         steps += 1
     run.checkpointer.close()
     assert steps == 18  # ten pieces of a, four of each half of b

@@ -1,5 +1,6 @@
 """Initial values depend on seed, table and position, not on the plan."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from cpr.shards import TableShard, find_shards
 from dlrm.sharding import tables
-from dlrm.sharding.tables import INIT_CHUNK_ROWS, _fills
+from dlrm.sharding.tables import INIT_CHUNK_ROWS, _fills, draw_uniform
 
 DIM = 8
 
@@ -50,6 +51,22 @@ def test_large_tables_are_filled_to_the_last_row():
     assert whole.std().item() == pytest.approx(0.75 / 12**0.5, rel=0.01)
     assert whole[-3:].unique().numel() == 12
     assert not torch.equal(whole[-3:], whole[:3])
+
+
+def test_drawn_values_are_uniform_and_independent():
+    values = np.empty(3 * tables.DRAWN_AT_ONCE + 5, dtype=np.float32)
+    draw_uniform(values, -2.0, 6.0, seed=5)
+    assert -2 <= values.min() < -1.999 < 5.999 < values.max() <= 6
+    counts, _ = np.histogram(values, bins=64, range=(-2, 6))
+    expected = len(values) / 64
+    assert 20 < ((counts - expected) ** 2 / expected).sum() < 130, "chi-squared with 63 degrees of freedom"
+    for lag in (1, 2, 64, tables.DRAWN_AT_ONCE):
+        assert abs(np.corrcoef(values[lag:], values[:-lag])[0, 1]) < 0.01
+    again = np.empty_like(values[:7])
+    draw_uniform(again, -2.0, 6.0, seed=5)
+    assert np.array_equal(again, values[:7])
+    draw_uniform(again, -2.0, 6.0, seed=6)
+    assert not np.array_equal(again, values[:7])
 
 
 def test_initial_values_depend_on_seed_and_name():

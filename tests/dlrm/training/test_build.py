@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from contextlib import closing, contextmanager
+from functools import partial
 
 import polars  # noqa: F401  # sets an environment variable when it is first imported
 import pytest
@@ -29,6 +30,7 @@ from dlrm.dense_sync.selective import SelectiveSync
 from dlrm.launch.device import Ranks
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.models.build import build_model
+from dlrm.sharding import tables
 from dlrm.sharding.host_lookup import HostLookup, ReplicatedLookup
 from dlrm.sharding.plan import make_plan, make_sharder
 from dlrm.sharding.splitting.operator_tables import _plan_next_to
@@ -260,7 +262,8 @@ def test_initial_values_are_drawn_once_and_not_where_tables_are_loaded(inputs, t
         sizes = [shard.weights.numel() for shard in find_shards(trainer.model)]
         return sum(size for size in drawn if size in sizes), sum(sizes)
 
-    uniform = torch.Tensor.uniform_
+    monkeypatch.setattr(tables, "draw_uniform", partial(counted, tables.draw_uniform))
+    uniform = torch.Tensor.uniform_  # TorchRec's
     monkeypatch.setattr(torch.Tensor, "uniform_", lambda *args, **options: counted(uniform, *args, **options))
     options = ("checkpoint.every_steps=8", "train.max_steps=3")
     for overrides in ((), options):

@@ -93,13 +93,15 @@ def samples(seed, count):
     return dense, ids, weights, labels
 
 
-def my_part(case, seed, count):
-    """This rank's part of a global batch; the last one is padded to equal size."""
+def my_part(case, seed, count, *, backwards=False):
+    """This rank's part of a global batch, or of it backwards; the last one is padded to equal size."""
     dense, ids, weights, labels = samples(seed, count)
     size = -(-count // dist.get_world_size())
     begin = dist.get_rank() * size
     valid = min(size, count - begin)
     places = [min(place, count - 1) for place in range(begin, begin + size)]
+    if backwards:
+        places.reverse()
     bags = [ids[feature.name][place] for feature in FEATURES for place in places]
     factors = [weights[feature.name][place] for feature in FEATURES for place in places]
     return Batch(
@@ -174,7 +176,7 @@ def pieces_of(model):
     ]
 
 
-def train(case):
+def train(case, *, backwards=False):
     """All that should not depend on the number of ranks, and where the pieces lay."""
     torch.manual_seed(dist.get_rank())  # must not matter
     model, config = sharded_model(case)
@@ -188,7 +190,7 @@ def train(case):
     replicas = AllReduceSync(parameters, num_scalars=1)
     losses = []
     for step in range(NUM_STEPS):
-        batch = my_part(case, step % NUM_BATCHES, GLOBAL_BATCH)
+        batch = my_part(case, step % NUM_BATCHES, GLOBAL_BATCH, backwards=backwards)
         optimizers.begin_step(step)
         loss = binary_cross_entropy_with_logits(model(batch.dense, batch.sparse), batch.labels)
         loss.backward()
@@ -215,7 +217,10 @@ def train_all(path):
 
 ATOL = {"sgd": 2e-6, "rowwise_adagrad": 2e-6, "adagrad": 1e-5}
 """Sums in another order differ in the last bit. Adagrad divides each gradient by its own size, which makes
-the last bit of one that nearly cancelled a larger part of the update."""
+the last bit of one that nearly cancelled a larger part of the update. How large is measured where operators
+are split, whose columns have sums of their own: by one rank that sees the samples of a batch backwards."""
+ROUNDED = 4
+"""Factor between two differences that come from rounding alone."""
 
 
 def put_together(pieces):
@@ -249,6 +254,8 @@ def test_two_ranks_equal_one(start_ranks, world_of_one, tmp_path):
         if case.strategy == "torchrec":
             check_places(case, two["pieces"])
         wanted = put_together(one["pieces"][0])
+        again = train(case, backwards=True) if case.strategy == "des" else one
+        rounded = put_together(again["pieces"][0])
         found = put_together(chain(*two["pieces"]))
         assert found.keys() == wanted.keys()
         for name, table in found.items():
@@ -256,7 +263,7 @@ def test_two_ranks_equal_one(start_ranks, world_of_one, tmp_path):
                 table,
                 wanted[name],
                 rtol=1e-5,
-                atol=ATOL[case.tables],
+                atol=max(ATOL[case.tables], ROUNDED * (rounded[name] - wanted[name]).abs().max().item()),
                 msg=lambda message, where=(case, name): f"{where}: {message}",
             )
         for one_parameter, two_parameter in zip(one["dense"], two["dense"], strict=True):
@@ -265,4 +272,7 @@ def test_two_ranks_equal_one(start_ranks, world_of_one, tmp_path):
         assert one["losses"][-NUM_BATCHES:].mean() < one["losses"][:NUM_BATCHES].mean(), "of the same batches"
         assert two["metrics"].num_samples == one["metrics"].num_samples == TEST_SAMPLES
         assert two["metrics"].auc == pytest.approx(one["metrics"].auc, abs=1e-4)
-        assert two["metrics"].log_loss == pytest.approx(one["metrics"].log_loss, abs=1e-6)
+        rounding = abs(again["metrics"].log_loss - one["metrics"].log_loss)
+        assert two["metrics"].log_loss == pytest.approx(
+            one["metrics"].log_loss, abs=max(1e-6, ROUNDED * rounding)
+        )

@@ -1,7 +1,8 @@
-"""TorchRec's own DLRM, trained the way TorchRec's users do, to compare with in `experiments.throughput`.
+"""TorchRec's own models, trained the way TorchRec's users do, to compare with in `experiments.throughput`.
 
-The model is `torchrec.models.dlrm.DLRM` under DistributedModelParallel, sharded by TorchRec's default
-planner. FBGEMM's fused optimizer updates the tables, and autocast covers the forward pass alone.
+DLRM and DCN-v2 are those of `torchrec.models.dlrm`. TorchRec has no DeepFM as the paper has it: there the
+network is this project's. All are under DistributedModelParallel, sharded by TorchRec's default planner.
+FBGEMM's fused optimizer updates the tables, and autocast covers the forward pass alone.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,7 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim import SGD
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.datasets.utils import Batch
@@ -17,7 +19,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-from torchrec.models.dlrm import DLRM, DLRMTrain
+from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRMTrain
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -26,15 +28,16 @@ from data import batch as ours
 from data.criteo import DENSE_NAMES
 from data.dataset import Feature
 from dlrm.config.schema import Config
+from dlrm.models.build import build_model
 
 CPU = torch.device("cpu")
 
 
-class TorchRecDLRM:
-    """TorchRec's DLRM and its optimizers, under an open process group.
+class TorchRecTraining:
+    """A model under TorchRec and its optimizers, under an open process group.
 
     Args:
-        config: shape of the network, precision, learning rates; tables and dense part by SGD.
+        config: kind and shape of the network, precision, learning rates; tables and dense part by SGD.
         features: one table each.
         batch_size: samples of one rank in a step.
         device: of this rank.
@@ -51,9 +54,9 @@ class TorchRecDLRM:
         self._mixed = config.train.precision == "bf16"
         self._device = device
         network = _network(config, features, device)
-        apply_optimizer_in_backward(
-            SGD, network.model.sparse_arch.parameters(), {"lr": config.tables.learning_rate}
-        )
+        for module in network.modules():
+            if isinstance(module, EmbeddingBagCollection):
+                apply_optimizer_in_backward(SGD, module.parameters(), {"lr": config.tables.learning_rate})
         sharders: list[Any] = [EmbeddingBagCollectionSharder()]
         planner = EmbeddingShardingPlanner(
             topology=Topology(world_size=dist.get_world_size(), compute_device=device.type),
@@ -92,7 +95,9 @@ class TorchRecDLRM:
         return loss, output
 
 
-def _network(config: Config, features: tuple[Feature, ...], device: torch.device) -> DLRMTrain:
+def _network(config: Config, features: tuple[Feature, ...], device: torch.device) -> nn.Module:
+    if config.model.kind not in {"dlrm", "dcnv2"}:
+        return _WithLoss(build_model(config.model, features, DENSE_NAMES, torch.float32))
     tables = [
         EmbeddingBagConfig(
             name=f"table_{feature.name}",
@@ -102,15 +107,25 @@ def _network(config: Config, features: tuple[Feature, ...], device: torch.device
         )
         for feature in features
     ]
-    return DLRMTrain(
-        DLRM(
-            EmbeddingBagCollection(tables=tables, device=torch.device("meta")),
-            len(DENSE_NAMES),
-            list(config.model.bottom_mlp),
-            list(config.model.top_mlp),
-            dense_device=device,
-        )
-    )
+    collection = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+    layers = len(DENSE_NAMES), list(config.model.bottom_mlp), list(config.model.top_mlp)
+    if config.model.kind == "dlrm":
+        return DLRMTrain(DLRM(collection, *layers, dense_device=device))
+    crosses = config.model.cross_layers, config.model.cross_rank
+    return DLRMTrain(DLRM_DCN(collection, *layers, *crosses, dense_device=device))
+
+
+class _WithLoss(nn.Module):
+    """A click model of this project, in the form of TorchRec's `DLRMTrain`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Loss and logits."""
+        logits = self.model(batch.dense_features, batch.sparse_features)
+        return binary_cross_entropy_with_logits(logits, batch.labels), logits
 
 
 def _as_torchrec(batches: Iterable[ours.Batch]) -> Iterator[Batch]:

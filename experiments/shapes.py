@@ -1,0 +1,129 @@
+"""How fast a training step is in all shapes: `python -m experiments.shapes [--quick]`.
+
+As `experiments.throughput`, but for DLRM with small and large batches, narrow and wide tables, one id and
+four ids a table; for DCN-v2; and for DeepFM, which is not TorchRec's own: there TorchRec trains the network of
+this project. In each round of a shape this trainer and TorchRec take turns, each with one process of two
+threads and two processes of one thread, TorchRec with and without its pipeline; then TorchRec's fastest with
+this trainer's memory settings. In fp32, and in mixed precision where the processor has products in bfloat16.
+An interrupted command continues where it stopped. Figures, each a median over rounds of our fastest setting
+in a round over TorchRec's fastest in it, with `..._low` and `..._high`, the extremes:
+
+- `ratio_<shape>`, for example `ratio_kaggle_128`: samples/s over those of TorchRec as it comes.
+- `ratio_<shape>_keeping_memory`: over those of TorchRec with this trainer's memory settings.
+- `worst_ratio_to_torchrec`, `worst_ratio_keeping_memory`: the lowest of each.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import torch
+from matplotlib.figure import Figure
+
+from dlrm.models.mlp import ONEDNN_DTYPES
+from experiments.harness.command import experiment_parser
+from experiments.harness.plotting import median_bars
+from experiments.harness.record import Record, Row
+from experiments.harness.statistics import median_figures
+from experiments.harness.workload import OURS, TORCHREC, Setting, Workload
+from experiments.throughput.run import best, launch, rates_by_round, turns
+
+ROUNDS: Final = 3
+SHAPES: Final[Mapping[str, Workload]] = {
+    **{
+        f"kaggle_{each}": Workload(recipe="kaggle", global_batch_size=each)
+        for each in (128, 1024, 4096, 16_384)
+    },
+    **{f"terabyte_{each}": Workload(global_batch_size=each) for each in (256, 2048, 8192)},
+    "terabyte_2048_multi_hot": Workload(ids_per_sample=4 * Workload().num_tables),
+    "dcnv2_2048": Workload(recipe="dcnv2"),
+    "deepfm_2048": Workload(recipe="deepfm"),
+}
+"""By recipe and samples in a step."""
+ENDINGS: Final = {"": "worst_ratio_to_torchrec", "_keeping_memory": "worst_ratio_keeping_memory"}
+"""Ends of the names of figures, with the name of the lowest of them."""
+KEEPS: Final = "keeps memory"
+"""End of the names of TorchRec's settings with this trainer's memory settings."""
+PRECISIONS: Final = ("fp32", "bf16") if torch.bfloat16 in ONEDNN_DTYPES else ("fp32",)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment, store its result and draw its picture."""
+    options = experiment_parser(__doc__, rounds=ROUNDS).parse_args(arguments)
+    shapes, rounds = SHAPES, options.rounds
+    sides = [[each for each in side if each.precision in PRECISIONS] for side in (OURS, TORCHREC)]
+    if options.quick:
+        small = {"rows": 2000, "global_batch_size": 64, "warm_up_steps": 2, "steps": 3}
+        shapes, rounds = {name: replace(SHAPES[name], **small) for name in ("kaggle_128", "deepfm_2048")}, 1
+        sides = [side[:1] for side in sides]
+    config = {"shapes": {name: asdict(each) for name, each in shapes.items()}, "rounds": rounds}
+    record = Record("shapes", config, seeds=[Workload().seed], quick=options.quick)
+    for number in range(rounds):
+        for name, workload in shapes.items():
+            for setting in turns(*sides)[:: -1 if number % 2 else 1]:
+                _measure(record, name, number, setting, workload)
+            winner = best(rates_by_round(_of_shape(record.rows, name), number + 1)[number:], sides[1])
+            _measure(record, name, number, replace(winner, keeps_memory=True), workload)
+    return record.publish(figures_of(record.rows), draw)
+
+
+def _measure(record: Record, shape: str, number: int, setting: Setting, workload: Workload) -> None:
+    key = f"{shape}, round {number}: {setting.name}"
+    circumstances = {"shape": shape, "round": number, "setting": setting.name}
+    row = record.measure(key, lambda: {**circumstances, **launch(setting, workload)})
+    print(f"{key} {row['samples_per_s']:,.0f} samples/s", flush=True)
+
+
+def _of_shape(rows: Sequence[Row], shape: str) -> list[Row]:
+    return [row for row in rows if row["shape"] == shape]
+
+
+def ratios(rows: Sequence[Row], *, keeping_memory: bool) -> dict[str, list[float]]:
+    """Our fastest rate over TorchRec's of each round, by shape."""
+    found: dict[str, list[float]] = {}
+    for shape in dict.fromkeys(row["shape"] for row in rows):
+        measured = _of_shape(rows, shape)
+        for rate in rates_by_round(measured, 1 + max(row["round"] for row in measured)):
+            ours = [value for name, value in rate.items() if name.startswith(OURS[0].trainer)]
+            others = [
+                value
+                for name, value in rate.items()
+                if name.startswith(TORCHREC[0].trainer) and name.endswith(KEEPS) == keeping_memory
+            ]
+            found.setdefault(shape, []).append(max(ours) / max(others))
+    return found
+
+
+def figures_of(rows: Sequence[Row]) -> dict[str, float]:
+    """All figures."""
+    figures: dict[str, float] = {}
+    for ending, worst in ENDINGS.items():
+        found = ratios(rows, keeping_memory=bool(ending))
+        for shape, values in found.items():
+            figures |= median_figures(f"ratio_{shape}{ending}", values)
+        figures |= median_figures(worst, min(found.values(), key=median))
+    return figures
+
+
+def draw(result: Row, folder: Path) -> None:
+    """Draw both ratios of every shape."""
+    as_it_comes, keeping = (ratios(result["rows"], keeping_memory=each) for each in (False, True))
+    bars = {}
+    for shape in as_it_comes:
+        bars[shape.replace("_", " ")] = as_it_comes[shape]
+        bars[f"{shape.replace('_', ' ')}, {KEEPS}"] = keeping[shape]
+    figure = Figure(figsize=(9, 5.4), layout="constrained")
+    axes = figure.subplots()
+    hatched = [label for label in bars if label.endswith(KEEPS)]
+    median_bars(axes, bars, highlighted=bars, hatched=hatched, digits=2)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xlabel("samples/s over TorchRec's, the fastest setting of each (bar: median; dots: rounds)")
+    axes.set_title("Training speed by recipe and global batch size", fontsize=10)
+    figure.savefig(folder / "shapes.png", dpi=110)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
