@@ -1,12 +1,12 @@
 """How fast a training step is in all shapes: `python -m experiments.shapes [--quick]`.
 
 As `experiments.throughput`, but for DLRM with small and large batches, narrow and wide tables, one id and
-four ids a table; for DCN-v2; and for DeepFM, which is not TorchRec's own: there TorchRec trains the network of
-this project. In each round of a shape this trainer and TorchRec take turns, each with one process of two
-threads and two processes of one thread, TorchRec with and without its pipeline; then TorchRec's fastest with
-this trainer's memory settings. In fp32, and in mixed precision where the processor has products in bfloat16.
-An interrupted command continues where it stopped. Figures, each a median over rounds of our fastest setting
-in a round over TorchRec's fastest in it, with `..._low` and `..._high`, the extremes:
+four ids a table; for DCN-v2; and for DeepFM, which TorchRec lacks: there it trains the network of this
+project. In each round of a shape this trainer and TorchRec take turns, each with one process of two threads
+and two processes of one thread, TorchRec with and without its pipeline; then TorchRec's fastest with this
+trainer's memory settings. In fp32, and in mixed precision where the processor has products in bfloat16. An
+interrupted command continues where it stopped. Figures, each a median over rounds of our fastest setting in a
+round over TorchRec's fastest in it, with `..._low` and `..._high`, the extremes:
 
 - `ratio_<shape>`, for example `ratio_kaggle_128`: samples/s over those of TorchRec as it comes.
 - `ratio_<shape>_keeping_memory`: over those of TorchRec with this trainer's memory settings.
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shapes, rounds = SHAPES, options.rounds
     sides = [[each for each in side if each.precision in PRECISIONS] for side in (OURS, TORCHREC)]
     if options.quick:
-        small = {"rows": 2000, "global_batch_size": 64, "warm_up_steps": 2, "steps": 3}
-        shapes, rounds = {name: replace(SHAPES[name], **small) for name in ("kaggle_128", "deepfm_2048")}, 1
+        shrink = partial(replace, rows=2000, global_batch_size=64, warm_up_steps=2, steps=3)
+        shapes, rounds = {name: shrink(SHAPES[name]) for name in ("kaggle_128", "deepfm_2048")}, 1
         sides = [side[:1] for side in sides]
     config = {"shapes": {name: asdict(each) for name, each in shapes.items()}, "rounds": rounds}
     record = Record("shapes", config, seeds=[Workload().seed], quick=options.quick)

@@ -544,6 +544,8 @@ class Checkpointer:
 
     def _wait_here(self, deadline: float | None) -> None:
         """Copy remaining rows, and wait for the outcome of the save on this rank, or the deadline."""
+        if self._save is not None:
+            self._save.hurry.set()
         self._stager.finish(self.steps_done, deadline)
         if self._save is not None:
             self._save.wait(seconds_left(deadline))

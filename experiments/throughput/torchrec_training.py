@@ -110,9 +110,12 @@ def _network(config: Config, features: tuple[Feature, ...], device: torch.device
     collection = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
     layers = len(DENSE_NAMES), list(config.model.bottom_mlp), list(config.model.top_mlp)
     if config.model.kind == "dlrm":
-        return DLRMTrain(DLRM(collection, *layers, dense_device=device))
-    crosses = config.model.cross_layers, config.model.cross_rank
-    return DLRMTrain(DLRM_DCN(collection, *layers, *crosses, dense_device=device))
+        model = DLRM(collection, *layers, dense_device=device)
+    else:
+        crosses = config.model.cross_layers, config.model.cross_rank
+        model = DLRM_DCN(collection, *layers, *crosses, dense_device=device)
+    with_loss: nn.Module = DLRMTrain(model)
+    return with_loss
 
 
 class _WithLoss(nn.Module):
