@@ -26,7 +26,7 @@ from cpr.checkpoint.ownership.records import NO_CLAIMANT, Claimant
 from cpr.checkpoint.save.snapshot import RowSelection, Snapshot, select_rows, shards_named
 from cpr.checkpoint.save.stager import Stager, seconds_left
 from cpr.checkpoint.save.staging import StagingPool, rows_per_piece
-from cpr.checkpoint.save.writer_thread import Save, WriterThread
+from cpr.checkpoint.save.writer_thread import Save, WriterThread, is_crowded
 from cpr.checkpoint.state.changes import UNCHANGED, Changes
 from cpr.checkpoint.state.model_state import (
     CapturedState,
@@ -156,9 +156,9 @@ class Checkpointer:
         self.ownership = Ownership(self._storage, self._group, claimant)
         """Ownership of the directory, taken by `claim`."""
         self._background_group = RankGroup(LONGEST_SAVE)
-        self._pool = StagingPool(
-            config.host_memory_bytes - WRITER_BYTES, any(shard.weights.is_cuda for shard in self.shards)
-        )
+        on_gpu = any(shard.weights.is_cuda for shard in self.shards)
+        self._pool = StagingPool(config.host_memory_bytes - WRITER_BYTES, pinned=on_gpu)
+        self._is_crowded = is_crowded() and not on_gpu
         self.steps_done = 0
         """Training steps done: calls of `step`, including those before the loaded state."""
         self._is_closed = False
@@ -475,9 +475,9 @@ class Checkpointer:
 
         Args:
             moment: `consistent` copies every row before it changes, so that the save is of this moment
-                (needed for an exact resume); `rolling` copies some rows after each of the next steps, so that
-                a row and its optimizer state are of one moment, but different rows of different steps (enough
-                for partial recovery).
+                (needed for an exact resume); `rolling` copies some rows in the forward pass of each of the
+                next steps, so that a row and its optimizer state are of one moment, but different rows of
+                different steps (enough for partial recovery).
             timeout_s: time limit of a consistent save: if waiting for the previous save and copying take
                 longer on some rank, the save is given up, which is no failure.
 
@@ -507,7 +507,7 @@ class Checkpointer:
         return self._begin("rows", "consistent", rows, began=began)
 
     def step(self) -> None:
-        """Note that a training step is complete; a rolling save copies some rows now."""
+        """Note that a training step is complete; a rolling save copies some rows until they change."""
         self.settle()
         self.steps_done += 1
         self._raise_failure()
@@ -620,7 +620,12 @@ class Checkpointer:
             selections += self._replicated_selections(requests)
         assert self._writer is not None
         assert states is not None
-        save = Save(kind, moment, self._config.codec if kind == "rows" else "exact")
+        save = Save(
+            kind,
+            moment,
+            self._config.codec if kind == "rows" else "exact",
+            is_gentle=moment == "rolling" and self._is_crowded,  # in a consistent one training may wait
+        )
         self._save = save
         self._stager.begin(save, Snapshot(selections), states)
         save.blocked_s = time.perf_counter() - began  # set already here, as a small save is soon committed

@@ -79,7 +79,7 @@ class Event(Schedule):
     @property
     def when(self) -> str:
         """The moment as text for messages."""
-        return f"at {self.time_s:g} s" if self.step is None else f"at step {self.step}"
+        return f"at {round(self.moment, 1):g} s" if self.step is None else f"at step {self.step}"
 
     def is_due(self, step: int, elapsed_s: float) -> bool:
         """Whether the moment has come."""

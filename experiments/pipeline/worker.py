@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import cycle
-from pathlib import Path
 from statistics import mean
 from time import process_time
 from typing import Any, Final
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from dlrm.launch.device import Ranks
 from dlrm.pipeline.schedules import Fastest
+from experiments.harness.memory import peak_bytes
 from experiments.harness.network import sent_bytes
 from experiments.harness.record import Row
 from experiments.harness.training import Training
@@ -87,7 +87,7 @@ class PipelineBench:
         """The most memory that a worker has had in use, after steps of a turn."""
         for training in self._trainings.values():
             training.timed_steps(self._steps)
-        return {"peak_bytes": max(_of_ranks(_peak_bytes()))}
+        return {"peak_bytes": max(_of_ranks(peak_bytes()))}
 
     def _training(self, overrides: Sequence[str]) -> Training:
         inputs = self._shape.workload.inputs(self._shape.config(overrides), self._ranks)
@@ -112,14 +112,6 @@ class PipelineBench:
             mine |= {f"{kind}_s": clock.seconds[kind] for kind in KINDS}
         ranks = _of_ranks(mine)
         return {figure: mean(each[figure] for each in ranks) / self._steps for figure in mine}
-
-
-def _peak_bytes() -> int:
-    """The largest resident set that this process has had; `getrusage` counts its parent's, too."""
-    (peak,) = (
-        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
-    )
-    return 1024 * int(peak.split()[1])
 
 
 def _of_ranks(value: Any) -> list[Any]:

@@ -23,6 +23,7 @@ from experiments.checkpointing.ours import (
     random_rows,
     shard_bytes,
 )
+from experiments.harness.memory import peak_bytes
 from experiments.harness.training import Training
 
 WARM_UP_STEPS: Final = 5
@@ -101,17 +102,3 @@ def _tracking_s(training: Training, steps: int) -> float:
         took_s.clear()
         training.timed_steps(steps)
     return sum(took_s) / steps
-
-
-def peak_bytes() -> int:
-    """Most memory that this process has taken so far, its shared memory included.
-
-    What it shares with other processes, as a forked one does with its fork server, counts by its share.
-    """
-    peak, now = (_kilobytes("status", name) for name in ("VmHWM", "VmRSS"))
-    return (peak - now + _kilobytes("smaps_rollup", "Pss")) * 1024
-
-
-def _kilobytes(file: str, name: str) -> int:
-    lines = Path(f"/proc/self/{file}").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

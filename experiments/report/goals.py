@@ -118,6 +118,7 @@ GOALS: Final[Sequence[Goal]] = [
         Sense.AT_MOST,
         blocked_ratio_rolling=1 / 8,
         blocked_ratio_consistent=1 / 4,
+        blocked_ratio_rolling_to_dcp_async=1,
         lost_ratio_to_dcp_async=1 / 2,
         row_save_blocked_share=1 / 6,
         peak_extra_bytes=512 * 1024**2,
@@ -125,7 +126,10 @@ GOALS: Final[Sequence[Goal]] = [
     *_goals(
         "checkpointing", Sense.AT_LEAST, save_ratio_to_dcp=1.2, save_ratio_to_raw=0.8, load_ratio_to_dcp=1
     ),
+    *_goals("checkpointing", Sense.AT_LEAST, throughput_while_saving=0.8),
     *_goals("recovery", Sense.AT_MOST, time_ratio_2=0.5, time_ratio_4=0.4),
+    *_goals("full_size", Sense.AT_MOST, big_kill_ratio=0.08, big_memory_overhead=0.1, big_build_ratio=1.5),
+    *_goals("full_size", Sense.AT_LEAST, big_ratio_to_torchrec=1.5),
     *_goals("recovery_soak", Sense.WITHIN, soak_auc_delta=RESOLUTION),
     *_goals("recovery_soak", Sense.AT_MOST, soak_rows_wrong=0, soak_leftovers=0, soak_nodes_failed=0),
     *_goals("lost_nodes", Sense.WITHIN, mirror_auc_delta=RESOLUTION),

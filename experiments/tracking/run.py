@@ -24,7 +24,7 @@ the next. Figures:
 - `step_s`: median time of an untracked step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from statistics import median
 from typing import Any, Final
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cpr.priority.backlog import CAPACITY
@@ -53,8 +54,8 @@ LIMITS: Final = {MFU: 0.003, "ssu": 0.005}
 """Goals for the additional time, as shares of a step."""
 LAUNCHES: Final = 3
 LABELS: Final = {
-    MFU: "MFU: counts the accesses\nof one batch of 8",
-    MFU_ALL: "MFU: counts the accesses\nof all batches",
+    MFU: "MFU: counts\naccesses of rows",
+    MFU_ALL: "MFU before it samples:\ncounts those of all batches",
     "ssu": "SSU: keeps a bounded\nsample of used rows",
     "scar": "SCAR: compares rows with\ntheir last saved values",
     TORCHREC: "TorchRec's tracker:\nrecords ids of all batches",
@@ -140,10 +141,12 @@ def _mean_ratio(ratios: Any) -> Any:
 def draw(result: Row, folder: Path) -> None:
     """Draw the additional time of a step, the time of a choice and the memory of every tracker."""
     figures = result["figures"]
+    # older results lack some
+    labels = {name: label for name, label in LABELS.items() if f"{name}_step_share" in figures}
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     steps, saves, memory = figure.subplots(1, 3, width_ratios=[1.2, 1, 1], sharey=True)
-    places = range(len(LABELS))
-    for place, name in enumerate(LABELS):
+    places = range(len(labels))
+    for place, name in enumerate(labels):
         share, low, high = (100 * figures[f"{name}_step_share{end}"] for end in ("", "_low", "_high"))
         steps.barh(place, share, xerr=[[share - low], [high - share]], capsize=4, color="tab:blue", alpha=0.6)
         steps.text(max(high, share) + 0.15, place, f"{share:.2f} %", va="center", fontsize=8)
@@ -154,18 +157,23 @@ def draw(result: Row, folder: Path) -> None:
     steps.set(title="additional time of a training step", xlabel="% of a step, with 95 % interval")
     steps.set_xlim(right=2.2)
     steps.legend(*(each[:1] for each in steps.get_legend_handles_labels()), fontsize=8, loc="upper right")
-    steps.set_yticks(places, list(LABELS.values()), fontsize=8)
+    steps.set_yticks(places, list(labels.values()), fontsize=8)
     steps.invert_yaxis()
-    _bars(saves, "choice of the rows of one save", "ms", figures, "choose_s", 1000)
-    _bars(memory, "memory of the tracker", "bytes per row", figures, "bytes_per_row", 1)
+    for axes, title, unit, ending, scale in (
+        (saves, "choice of the rows of one save", "ms", "choose_s", 1000),
+        (memory, "memory of the tracker", "bytes per row", "bytes_per_row", 1),
+    ):
+        values = {
+            name: scale * figures[f"{name.removesuffix('_all')}_{ending}"]
+            for name in labels
+            if name != TORCHREC
+        }
+        _bars(axes, list(values.values()), list(labels).index(TORCHREC))
+        axes.set(title=title, xlabel=f"{unit}, logarithmic", xscale="log")
     figure.savefig(folder / "tracking.png", dpi=150)
 
 
-def _bars(axes: Any, title: str, unit: str, figures: Mapping[str, float], ending: str, scale: float) -> None:
-    values = [scale * figures[f"{name.removesuffix('_all')}_{ending}"] for name in LABELS if name != TORCHREC]
+def _bars(axes: Axes, values: Sequence[float], unmeasured: int) -> None:
     axes.bar_label(axes.barh(range(len(values)), values, color="tab:blue", alpha=0.6), fmt="%.3g", padding=3)
-    axes.text(
-        0.03, list(LABELS).index(TORCHREC), "not measured", fontsize=8, transform=axes.get_yaxis_transform()
-    )
-    axes.set(title=title, xlabel=f"{unit}, logarithmic", xscale="log")
+    axes.text(0.03, unmeasured, "not measured", fontsize=8, transform=axes.get_yaxis_transform())
     axes.margins(x=0.2)

@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -36,6 +37,7 @@ from cpr.checkpoint.save.snapshot import StagedRows
 from cpr.checkpoint.save.staging import StagingPool
 from cpr.checkpoint.state.model_state import CapturedState
 from cpr.checkpoint.storage.base import Storage
+from cpr.checkpoint.storage.local import MAX_BLOCKS
 from cpr.errors import (
     CheckpointError,
     SaveFailedError,
@@ -45,6 +47,8 @@ from cpr.errors import (
 )
 from cpr.extent import Extent
 
+CLOSED_AT_ONCE: Final = MAX_BLOCKS - 1
+"""Files that are synced while the next one is written; with more, a file would have no block to gather in."""
 NICENESS: Final = 10
 """Scheduling priority of background threads: higher values yield to other threads."""
 
@@ -58,9 +62,9 @@ def lower_priority() -> None:
 class RankWriter:
     """Writes row files of one save one after the other, and its state files.
 
-    While a file is written, a thread syncs the previous one: waiting for that takes as long as writing some
-    more megabytes, for each table. `with_ids` says whether chosen rows are written (a row save) or all rows
-    in order (a base).
+    While a file is written, threads sync those before it: waiting for one takes as long as writing some more
+    megabytes, and file systems finish several at once as fast as one. `with_ids` says whether chosen rows are
+    written (a row save) or all rows in order (a base).
     """
 
     def __init__(self, storage: Storage, folder: str, codec: str, with_ids: bool) -> None:
@@ -72,8 +76,8 @@ class RankWriter:
         self._extent: Extent | None = None
         self._file = ExitStack()
         self._steps: list[int] = []
-        self._closer = ThreadPoolExecutor(1, "checkpoint-closer", initializer=lower_priority)
-        self._closing: Future[None] | None = None
+        self._closer = ThreadPoolExecutor(CLOSED_AT_ONCE, "checkpoint-closer", initializer=lower_priority)
+        self._closing: deque[Future[None]] = deque()
 
     def write(self, extent: Extent, rows: RowBatch, step: int) -> None:
         """Append rows of a shard; all rows of one shard are written before those of the next shard."""
@@ -96,7 +100,7 @@ class RankWriter:
         """Close the last file; returns the entries of all files, which are durable, and `tables`."""
         with self._closer:
             self._finish_file()
-            self._wait_for_closed()
+            self._wait_until_closing(0)
         self._part.tables = tables
         return self._part
 
@@ -121,14 +125,15 @@ class RankWriter:
         if self._extent is None:
             return
         entry = self._writer.finish(self._path, min(self._steps), max(self._steps))
-        self._wait_for_closed()
-        self._closing = self._closer.submit(self._file.pop_all().close)
+        self._wait_until_closing(CLOSED_AT_ONCE - 1)
+        self._closing.append(self._closer.submit(self._file.pop_all().close))
         self._part.rows.append(entry)
         self._extent = None
 
-    def _wait_for_closed(self) -> None:
-        if self._closing is not None:
-            self._closing.result()
+    def _wait_until_closing(self, count: int) -> None:
+        """Wait until at most `count` files are being closed."""
+        while len(self._closing) > count:
+            self._closing.popleft().result()
 
 
 logger = logging.getLogger(__name__)
@@ -137,7 +142,7 @@ logger = logging.getLogger(__name__)
 class Save:
     """A running or finished save: the queue between staging and writing, and the outcome."""
 
-    def __init__(self, kind: Kind, moment: Moment, codec: str) -> None:
+    def __init__(self, kind: Kind, moment: Moment, codec: str, *, is_gentle: bool = False) -> None:
         self.kind, self.moment, self.codec = kind, moment, codec
         self.blocked_s = 0.0
         """Seconds that training on this rank has waited for the save: in calls of the checkpointer and before
@@ -156,9 +161,9 @@ class Save:
         self.is_excused = False
         """Whether a failure need not be raised in training: the save was given up, or that was reported."""
         self.hurry = threading.Event()
-        """Set when a save is to be written at full speed: at once, or as soon as training waits for it. Until
-        then the writer rests after each piece as long as the piece took."""
-        if moment == "consistent" or not _is_crowded():
+        """Set when the save is to be written at full speed: at once, or, if it `is_gentle`, as soon as
+        somebody waits for it. Until then the writer rests after each piece as long as the piece took."""
+        if not is_gentle:
             self.hurry.set()
         self.broken = threading.Event()
         """Set when writing on this rank has failed, so that copying may stop."""
@@ -339,7 +344,7 @@ class WriterThread:
                 return item, problem
 
 
-def _is_crowded() -> bool:
+def is_crowded() -> bool:
     """Whether the threads of training take all cores that the workers of this node may run on.
 
     Writing then slows training down, whoever writes: `dd` at the speed of the disk took a third of the two

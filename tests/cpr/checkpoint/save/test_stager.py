@@ -1,5 +1,6 @@
 """Copying in the background: rows are of the moment of the call, and training waits only if it must."""
 
+import os
 import threading
 import time
 from contextlib import contextmanager
@@ -7,9 +8,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from cpr.checkpoint import checkpointer
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.checkpoint.config import WRITER_BYTES
-from cpr.checkpoint.save import snapshot
+from cpr.checkpoint.save import snapshot, writer_thread
 from cpr.checkpoint.save.snapshot import Snapshot
 from cpr.checkpoint.save.staging import PIECE_BYTES
 from cpr.errors import SaveFailedError, SaveGivenUpError
@@ -253,3 +255,69 @@ def test_tables_without_update_hooks_are_copied_at_once(monkeypatch, tmp_path):
         checkpointer.load()
         for each in checkpointer.shards:
             assert torch.equal(each.weights, expected[each.name])
+
+
+def test_a_rolling_save_holds_an_update_up_for_the_piece_it_is_at(start, gate, waiting):
+    name, rows = "ebc.embedding_bags.a/r0-c0/weights", {"a": 20, "b": 40}
+    run = start(rows=rows)
+    run.checkpointer.save("rolling")
+    run.train(1)
+    assert gate.reached.wait(WAIT_S)
+    first = run.values()[name]
+    waiting.clear()
+    opener = gate.open_after(waiting.is_set)
+    run.train(1)  # changes rows when the thread has copied its piece
+    opener.join()
+    assert waiting.is_set()
+    second = run.values()[name]
+    assert not torch.equal(first[:10], second[:10]), "or the test shows nothing"
+    assert gate.copied_here == 0
+    loaded = reopened(start, run, rows=rows).values()[name]
+    assert torch.equal(loaded[:10], first[:10])
+    assert torch.equal(loaded[10:20], second[10:20])
+
+
+class Pauses:
+    """Stands in for `Save.hurry`, and is never set."""
+
+    def __init__(self):
+        self.asked_s = []
+
+    def wait(self, timeout_s):
+        self.asked_s.append(timeout_s)
+
+    def set(self):
+        """Somebody waits; ignored."""
+
+
+def test_a_rolling_save_rests_after_each_piece_where_training_takes_all_cores(start, monkeypatch):
+    monkeypatch.setattr(snapshot, "rows_per_piece", lambda _: 10)
+    monkeypatch.setattr(checkpointer, "is_crowded", lambda: True)
+    run = start()
+    save = run.checkpointer.save("rolling")
+    assert not save.hurry.is_set()
+    save.hurry = pauses = Pauses()
+    run.train(1)
+    run.checkpointer.wait()
+    pieces = sum(len(entry.chunks) for entry in save.manifest.rows)
+    assert [pause_s > 0 for pause_s in pauses.asked_s] == [True] * pieces
+
+
+@pytest.mark.parametrize("is_crowded", [False, True])
+def test_a_save_is_written_at_full_speed_when_somebody_waits(start, monkeypatch, is_crowded):
+    monkeypatch.setattr(checkpointer, "is_crowded", lambda: is_crowded)
+    run = start()
+    assert run.checkpointer.save("consistent").hurry.is_set(), "training may wait for its memory"
+    save = run.checkpointer.save("rolling")
+    assert save.hurry.is_set() != is_crowded
+    run.train(1)
+    run.checkpointer.wait()
+    assert save.hurry.is_set()
+
+
+@pytest.mark.parametrize(("threads", "workers", "is_crowded"), [(1, 4, True), (4, 1, True), (1, 3, False)])
+def test_writing_is_in_the_way_where_training_takes_all_cores(monkeypatch, threads, workers, is_crowded):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(workers))
+    assert writer_thread.is_crowded() == is_crowded
