@@ -8,7 +8,7 @@ import torch
 
 from cpr.checkpoint.format.manifest import save_folder
 from cpr.checkpoint.format.row_file import RowBatch
-from cpr.checkpoint.save.writer_thread import RankWriter
+from cpr.checkpoint.save.writer_thread import CLOSED_AT_ONCE, RankWriter
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CheckpointError
 from cpr.extent import Extent
@@ -45,16 +45,17 @@ def names(folder):
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_file_is_synced_while_the_next_is_written(tmp_path):
+def test_some_files_are_synced_while_the_next_is_written(tmp_path):
     disk = Disk(tmp_path)
     writer = RankWriter(disk, save_folder(1), "exact", with_ids=False)
-    writer.write(*rows_of("first"))
-    writer.write(*rows_of("second"))  # the first one has not settled
+    tables = [f"table{number}" for number in range(CLOSED_AT_ONCE + 1)]
+    for table in tables:
+        writer.write(*rows_of(table))  # those before it have not settled
     assert not any(name.endswith(".arrow") for name in names(tmp_path))
     disk.may_settle.set()
     part = writer.finish({})
-    assert [entry.path for entry in part.rows] == ["first/r0-c0.arrow", "second/r0-c0.arrow"]
-    assert names(tmp_path) == ["r0-c0.arrow", "r0-c0.arrow"]
+    assert [entry.path for entry in part.rows] == [f"{table}/r0-c0.arrow" for table in tables]
+    assert names(tmp_path) == ["r0-c0.arrow"] * len(tables)
 
 
 @pytest.mark.parametrize("bad", ["first", "second", "third"])
