@@ -27,7 +27,6 @@ _WORKER_ENVIRONMENT: Final = {
     # glibc: keep freed blocks; returning them costs page faults, a tenth of all time
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "_RJEM_MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1",  # the same for jemalloc, which polars brings
 }
 
 _Arguments = ParamSpec("_Arguments")
