@@ -147,7 +147,7 @@ class Bench:
 
     def measure(self, name: str, make: Callable[[], Saver]) -> Measured:
         """Measure one save during training by what `make` makes; all times are those of the slowest rank."""
-        step_s = median(self._training.timed_steps(self._job.steps_before))
+        undisturbed_s = self._training.timed_steps(self._job.steps_before)
         before_bytes = resident_bytes()
         saver = make()
         self._probes[name] = self._probe()
@@ -161,6 +161,7 @@ class Bench:
             waits_after_s = self._train_until(lambda: saver.idle, saver)
             after_s = perf_counter() - began - wall_s
         num_bytes = saver.finish()
+        step_s = median([*undisturbed_s, *self._training.timed_steps(self._job.steps_before)])
         steps, steps_after = len(waits_s) - 1, len(waits_after_s)
         committed_s = (watch.committed_at or begun) - began if steps else waits_s[0]
         slowest = across([wall_s, after_s, committed_s, watch.peak_bytes - before_bytes])

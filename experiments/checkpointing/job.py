@@ -30,7 +30,7 @@ class TrainingJob:
     global_batch_size: int = 2048
     """Samples in a step, over all processes."""
     steps_before: int = 25
-    """Steps before each save, whose median is the undisturbed step."""
+    """Steps before each save, and after it, whose median is the undisturbed step."""
     row_share: float = 1 / 8
     """Share of the rows of each table, drawn at random, that a row save writes."""
     ceiling_bytes: int = CheckpointConfig.host_memory_bytes

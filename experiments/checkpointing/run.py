@@ -13,16 +13,16 @@ rounds of the ratio within a round, with `..._low` and `..._high`, the extremes:
   `blocked_ratio_rolling_to_dcp_async`, `blocked_ratio_consistent_to_dcp_async`: the same over `async_save`.
 - `lost_ratio_to_dcp_async`, `lost_ratio_to_dcp_async_consistent`: training time lost, over `async_save`. Lost
   is the time from the start of a save to its commit, minus that of the steps done meanwhile at the
-  undisturbed pace, which is the median of 25 steps just before. `lost_ratio_to_dcp_async_with_clearing` also
-  counts CPR's work after the commit: verifying the new save and deleting an old one, which DCP leaves to its
-  user.
+  undisturbed pace: the median of 25 steps just before and as many just after, as the speed of a virtual
+  machine drifts. `lost_ratio_to_dcp_async_with_clearing` also counts CPR's work after the commit: verifying
+  the new save and deleting an old one, which DCP leaves to its user.
 - `save_ratio_to_dcp`, `save_ratio_to_raw`: bytes/s from start to commit of a full save without training
   meanwhile, over DCP's `save` and over plain writing.
 - `load_ratio_to_dcp`, `load_ratio_to_dcp_warm`: speed of loading everything (CPR verifies every digest), from
   files that are not in the page cache, and from files that may be.
 - `row_save_blocked_share`, `row_save_bytes_share`: a save of 1/8 of the rows, drawn at random, over a full
   rolling save.
-- `throughput_while_saving`: steps/s from start to commit of a rolling save over those before it.
+- `throughput_while_saving`: steps/s from start to commit of a rolling save over the undisturbed ones.
 - `peak_extra_bytes`, `peak_extra_bytes_consistent`, `peak_extra_bytes_dcp_async`: largest growth of a
   worker's memory (RSS) from the construction of the checkpointer to the commit; of the worker with the
   largest growth.
