@@ -29,7 +29,7 @@ from experiments.harness.plotting import median_bars
 from experiments.harness.record import Record, Row
 from experiments.harness.statistics import median_figures
 from experiments.harness.workload import OURS, TORCHREC, Setting, Workload
-from experiments.throughput.run import best, launch, rates_by_round, turns
+from experiments.throughput.run import best, launch, rates_by_round, ratios, turns
 
 ROUNDS: Final = 3
 SHAPES: Final[Mapping[str, Workload]] = {
@@ -46,7 +46,7 @@ SHAPES: Final[Mapping[str, Workload]] = {
 ENDINGS: Final = {"": "worst_ratio_to_torchrec", "_keeping_memory": "worst_ratio_keeping_memory"}
 """Ends of the names of figures, with the name of the lowest of them."""
 KEEPS: Final = "keeps memory"
-"""End of the names of TorchRec's settings with this trainer's memory settings."""
+"""End of a label: with this trainer's memory settings."""
 PRECISIONS: Final = ("fp32", "bf16") if torch.bfloat16 in ONEDNN_DTYPES else ("fp32",)
 
 
@@ -81,19 +81,13 @@ def _of_shape(rows: Sequence[Row], shape: str) -> list[Row]:
     return [row for row in rows if row["shape"] == shape]
 
 
-def ratios(rows: Sequence[Row], *, keeping_memory: bool) -> dict[str, list[float]]:
+def ratios_by_shape(rows: Sequence[Row], *, keeping_memory: bool) -> dict[str, list[float]]:
     """Our fastest rate over TorchRec's of each round, by shape."""
-    found: dict[str, list[float]] = {}
+    found = {}
     for shape in dict.fromkeys(row["shape"] for row in rows):
         measured = _of_shape(rows, shape)
-        for rate in rates_by_round(measured, 1 + max(row["round"] for row in measured)):
-            ours = [value for name, value in rate.items() if name.startswith(OURS[0].trainer)]
-            others = [
-                value
-                for name, value in rate.items()
-                if name.startswith(TORCHREC[0].trainer) and name.endswith(KEEPS) == keeping_memory
-            ]
-            found.setdefault(shape, []).append(max(ours) / max(others))
+        rates = rates_by_round(measured, 1 + max(row["round"] for row in measured))
+        found[shape] = ratios(rates, {}, {"keeps_memory": keeping_memory})
     return found
 
 
@@ -101,7 +95,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     """All figures."""
     figures: dict[str, float] = {}
     for ending, worst in ENDINGS.items():
-        found = ratios(rows, keeping_memory=bool(ending))
+        found = ratios_by_shape(rows, keeping_memory=bool(ending))
         for shape, values in found.items():
             figures |= median_figures(f"ratio_{shape}{ending}", values)
         figures |= median_figures(worst, min(found.values(), key=median))
@@ -110,7 +104,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
 
 def draw(result: Row, folder: Path) -> None:
     """Draw both ratios of every shape."""
-    as_it_comes, keeping = (ratios(result["rows"], keeping_memory=each) for each in (False, True))
+    as_it_comes, keeping = (ratios_by_shape(result["rows"], keeping_memory=each) for each in (False, True))
     bars = {}
     for shape in as_it_comes:
         bars[shape.replace("_", " ")] = as_it_comes[shape]

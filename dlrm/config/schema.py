@@ -440,7 +440,7 @@ class CheckpointConfig:
     Empty: `checkpoint` in the run folder."""
     moment: Literal["consistent", "rolling"] = "consistent"
     """`consistent`: all rows from one step, so that a resumed run continues bit for bit. `rolling`: a few
-    rows after each step, so that training hardly waits; a resumed run then differs slightly."""
+    rows in each step, so that training hardly waits; a resumed run then differs slightly."""
     host_memory_mb: int = 384
     """Limit of the extra host memory of a worker for saving, in MB (1e6 bytes). A consistent save waits less
     if more of the worker's shards fit."""

@@ -37,7 +37,7 @@ from experiments.harness.record import QUICK, Record, Row
 from experiments.harness.statistics import median_figures
 from experiments.harness.workload import OURS, TORCHREC, Setting, Workload
 from experiments.recovery.picture import phase_bars
-from experiments.throughput.run import launch
+from experiments.throughput.run import launch, rates_by_round, ratios
 
 ROUNDS: Final = 3
 WORKLOAD: Final = Workload(rows=BIG_ROWS, warm_up_steps=30)
@@ -129,10 +129,5 @@ def save_gb_per_s(costs: Row) -> float:
 
 def step_ratios(rows: Sequence[Row]) -> list[float]:
     """Rate of our fastest setting in each round over that of TorchRec's."""
-    trainers = {each.name: each.trainer for each in SETTINGS}
-    fastest: dict[int, dict[str, float]] = {}
-    for row in rows:
-        if "setting" in row:
-            of_round, trainer = fastest.setdefault(row["round"], {}), trainers[row["setting"]]
-            of_round[trainer] = max(row["samples_per_s"], of_round.get(trainer, 0.0))
-    return [each["ours"] / each["torchrec"] for each in fastest.values()]
+    rounds = 1 + max(row["round"] for row in rows if "setting" in row)
+    return ratios(rates_by_round(rows, rounds), {}, {})

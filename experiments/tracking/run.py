@@ -163,12 +163,9 @@ def draw(result: Row, folder: Path) -> None:
         (saves, "choice of the rows of one save", "ms", "choose_s", 1000),
         (memory, "memory of the tracker", "bytes per row", "bytes_per_row", 1),
     ):
-        values = {
-            name: scale * figures[f"{name.removesuffix('_all')}_{ending}"]
-            for name in labels
-            if name != TORCHREC
-        }
-        _bars(axes, list(values.values()), list(labels).index(TORCHREC))
+        trackers = [name.removesuffix("_all") for name in labels if name != TORCHREC]
+        values = [scale * figures[f"{name}_{ending}"] for name in trackers]
+        _bars(axes, values, list(labels).index(TORCHREC))
         axes.set(title=title, xlabel=f"{unit}, logarithmic", xscale="log")
     figure.savefig(folder / "tracking.png", dpi=150)
 

@@ -162,7 +162,7 @@ class Save:
         """Whether a failure need not be raised in training: the save was given up, or that was reported."""
         self.hurry = threading.Event()
         """Set when the save is to be written at full speed: at once, or, if it `is_gentle`, as soon as
-        somebody waits for it. Until then the writer rests after each piece as long as the piece took."""
+        training waits for it. Until then the writer rests after each piece as long as the piece took."""
         if not is_gentle:
             self.hurry.set()
         self.broken = threading.Event()
