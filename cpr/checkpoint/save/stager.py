@@ -5,7 +5,7 @@ Rows are copied by a thread during the forward pass of the next step, which only
 it has copied all rows, so that they are of the moment of the call; in a rolling save until it has copied the
 piece that it is at, and it continues after the step. Rows that cannot be copied in the background (on CUDA,
 behind a device cache, or updated by an ordinary optimizer, which announces no updates) are copied before the
-call returns.
+call returns, in a rolling save some of them after each step.
 
 The thread depends only on the writer, which releases buffers without communication. So it finishes even while
 the training threads of the ranks wait for it or for each other.
@@ -25,13 +25,14 @@ from cpr.checkpoint.save.writer_thread import Save, describe, lower_priority
 from cpr.checkpoint.state.model_state import CapturedState
 
 ROLLING_BYTES_PER_STEP: Final = 64 * 2**20
-"""Most bytes that a rolling save copies in a training step: some milliseconds."""
+"""Most bytes for which training waits after a step of a rolling save: some milliseconds."""
 HANDOVER_BYTES: Final = 128 * 2**20
 """Bytes that are copied before the writer gets them: writing at the same time would slow copying down."""
-POLL_S: Final = 0.1
-"""How often copying that waits for a buffer checks whether it was given up."""
+POLL_S: Final = 0.01
+"""How often copying that waits for a buffer checks whether it must stop."""
 
 Enough = Callable[[int], bool]
+"""Whether copying may stop for this step, by the bytes that were copied in it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +42,8 @@ class _Job:
     states: CapturedState
     given_up: Event = field(default_factory=Event)
     """Set when copying must stop."""
-    about_to_change: Event = field(default_factory=Event)
-    """Set while training waits to change rows, for which a rolling save stops copying for this step."""
+    is_waited_for: Event = field(default_factory=Event)
+    """Set while training waits, for which a rolling save stops copying in this step."""
 
     @property
     def is_copied(self) -> bool:
@@ -74,15 +75,18 @@ class Stager:
         if (job := self._job) is None or self._background is not None:
             return
 
-        def enough(copied: int) -> bool:
-            return copied >= ROLLING_BYTES_PER_STEP or (copied > 0 and job.about_to_change.is_set())
+        def enough_here(copied: int) -> bool:
+            return copied >= ROLLING_BYTES_PER_STEP or not job.snapshot.is_urgent
+
+        def enough_in_background(copied: int) -> bool:
+            return copied > 0 and job.is_waited_for.is_set()
 
         if job.snapshot.is_urgent:
-            self._copy_here(
-                job, step, lambda copied: enough(copied) or not job.snapshot.is_urgent, wait=False
-            )
+            job.is_waited_for.set()
+            self._copy_here(job, step, enough_here, is_rolling=True)
         if self._job is job and not job.snapshot.is_urgent:
-            self._start(job, partial(self._copy, job, step, enough, wait=False), is_gentle=True)
+            copy = partial(self._copy, job, step, enough_in_background, is_rolling=True)
+            self._start(job, copy, is_gentle=True)
 
     def copy_in_background(self, step: int, deadline: float | None = None) -> None:
         """Copy urgent rows now, and the others in a background thread."""
@@ -101,7 +105,7 @@ class Stager:
             with suppress(Exception):  # the save has failed by then, and reports the error
                 copy()
 
-        job.about_to_change.clear()
+        job.is_waited_for.clear()
         thread = Thread(target=run, name="checkpoint-stager", daemon=True)
         self._background = thread, job
         thread.start()
@@ -112,7 +116,7 @@ class Stager:
             return
         began = time.perf_counter()
         thread, job = self._background
-        job.about_to_change.set()
+        job.is_waited_for.set()
         thread.join(seconds_left(deadline))
         if thread.is_alive():
             _run_out(job)
@@ -136,18 +140,30 @@ class Stager:
             self._end(job)
 
     def _copy_here(
-        self, job: _Job, step: int, enough: Enough, *, wait: bool = True, deadline: float | None = None
+        self,
+        job: _Job,
+        step: int,
+        enough: Enough,
+        *,
+        is_rolling: bool = False,
+        deadline: float | None = None,
     ) -> None:
         began = time.perf_counter()
-        self._copy(job, step, enough, wait=wait, deadline=deadline)
+        self._copy(job, step, enough, is_rolling=is_rolling, deadline=deadline)
         job.save.blocked_s += time.perf_counter() - began
 
     def _copy(
-        self, job: _Job, step: int, enough: Enough, *, wait: bool = True, deadline: float | None = None
+        self,
+        job: _Job,
+        step: int,
+        enough: Enough,
+        *,
+        is_rolling: bool = False,
+        deadline: float | None = None,
     ) -> None:
         """Copy pieces until there are enough bytes and pass them to the save; after the last one, the states.
 
-        Without `wait`, copying ends when no buffer is free.
+        Waits for free buffers; in a rolling save only while training does not wait.
         """
         ready: list[StagedRows] = []
         copied = 0
@@ -160,10 +176,10 @@ class Stager:
                 # Without a free buffer the writer must get all that is ready, or it could release none.
                 if buffer is None or len(ready) * PIECE_BYTES >= HANDOVER_BYTES:
                     _hand_over(ready, job)
-                if buffer is None and wait:
+                if buffer is None:
+                    if is_rolling and job.is_waited_for.is_set():
+                        break
                     buffer = self._pool.acquire(POLL_S)
-                elif buffer is None:
-                    break
                 if buffer is not None:
                     try:
                         ready.append(job.snapshot.copy_next(buffer, step))

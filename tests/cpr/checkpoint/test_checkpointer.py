@@ -9,7 +9,9 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -38,11 +40,18 @@ from tests.cpr.shards import models
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
+class StaysSet(Event):
+    """Event that is set and cannot be cleared."""
+
+    def is_set(self):
+        return True
+
+
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """Ten rows a piece and one piece a step."""
+    """Ten rows a piece; of a rolling save one piece a step, as if training always waited to change rows."""
     monkeypatch.setattr(snapshot, "rows_per_piece", lambda _: 10)
-    monkeypatch.setattr(copier, "ROLLING_BYTES_PER_STEP", 1)
+    monkeypatch.setattr(copier, "_Job", partial(copier._Job, is_waited_for=StaysSet()))
 
 
 def fail_when(storage, condition, error):

@@ -11,7 +11,7 @@ import torch
 from cpr.checkpoint import checkpointer
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.checkpoint.config import WRITER_BYTES
-from cpr.checkpoint.save import snapshot, writer_thread
+from cpr.checkpoint.save import snapshot, stager, writer_thread
 from cpr.checkpoint.save.snapshot import Snapshot
 from cpr.checkpoint.save.staging import PIECE_BYTES
 from cpr.errors import SaveFailedError, SaveGivenUpError
@@ -275,6 +275,31 @@ def test_a_rolling_save_holds_an_update_up_for_the_piece_it_is_at(start, gate, w
     loaded = reopened(start, run, rows=rows).values()[name]
     assert torch.equal(loaded[:10], first[:10])
     assert torch.equal(loaded[10:20], second[10:20])
+
+
+def test_a_rolling_save_copies_on_as_long_as_no_rows_change(start, gate):
+    """Also when it has to wait for buffers: there are two, and 48 pieces."""
+    run = start(rows={"a": 40, "b": 200}, host_memory_bytes=WRITER_BYTES + 2 * PIECE_BYTES)
+    gate.opened.set()
+    save = run.checkpointer.save("rolling")
+    run.train(1)
+    assert run.checkpointer._stager._background[0].join(WAIT_S) is None
+    assert run.checkpointer._stager._job is None, "not everything was copied"
+    run.checkpointer.wait()
+    assert {(entry.first_step, entry.last_step) for entry in save.manifest.rows} == {(1, 1)}
+
+
+def test_a_rolling_save_copies_a_limited_part_a_step_of_rows_that_cannot_wait(monkeypatch, tmp_path, gate):
+    monkeypatch.setattr(stager, "ROLLING_BYTES_PER_STEP", 1)
+    torch.manual_seed(1)
+    model = models.shard({"a": "unfused"}, ebc=models.bags(a=30))
+    with Checkpointer(model, CheckpointConfig(uri=str(tmp_path))) as checkpointer:
+        save = checkpointer.save("rolling")
+        for step in range(1, 4):
+            assert gate.copied_here == step - 1
+            checkpointer.step()
+        checkpointer.wait()
+    assert [(entry.first_step, entry.last_step) for entry in save.manifest.rows] == [(1, 3)]
 
 
 class Pauses:
