@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-
 HAS_AVX512: Final = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
