@@ -207,7 +207,7 @@ def check_tables(save: Manifest) -> None:
 
 def check_cover(save: Manifest, whole: Extent) -> None:
     """As `check_tables`, for a part of one table."""
-    parts = [part for entry in save.rows if (part := entry.extent.overlap(whole))]
+    parts = [part for entry in save.rows_of(whole.table_fqn) if (part := entry.extent.overlap(whole))]
     rows = np.unique([extent.rows for extent in (whole, *parts)])
     cols = np.unique([extent.cols for extent in (whole, *parts)])
     counts = np.zeros((len(rows) - 1, len(cols) - 1), dtype=np.int32)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any, ClassVar, Final, Literal
 
 import xxhash
@@ -190,6 +191,17 @@ class Manifest:
         # Row saves on top of this one name it by the digest of the full manifest.
         object.__setattr__(short, "_stored_digest", self.file_digest)
         return short
+
+    def rows_of(self, table_fqn: str) -> Sequence[RowFileEntry]:
+        """The row files of one table."""
+        return self._by_table.get(table_fqn, ())
+
+    @cached_property
+    def _by_table(self) -> dict[str, list[RowFileEntry]]:
+        found: dict[str, list[RowFileEntry]] = {}
+        for entry in self.rows:
+            found.setdefault(entry.table_fqn, []).append(entry)
+        return found
 
     @property
     def num_bytes(self) -> int:

@@ -164,10 +164,14 @@ def plan_reads(state: State, targets: Sequence[Target]) -> list[Read]:
     """All chunks with rows and columns of the targets, each once, oldest save first."""
     reads: list[Read] = []
     newest: dict[str, _Stage] = {}
+    by_table: dict[str, list[Target]] = {}
+    for target in targets:
+        by_table.setdefault(target.shard.table_fqn, []).append(target)
     for save in state.saves:
-        stages = {target.shard.table_fqn: _Stage(newest.get(target.shard.table_fqn)) for target in targets}
+        stages = {table_fqn: _Stage(newest.get(table_fqn)) for table_fqn in by_table}
         for entry in save.rows:
-            holders = [target for target in targets if target.extent.overlap(entry.extent)]
+            others = by_table.get(entry.table_fqn, ())
+            holders = [target for target in others if target.extent.overlap(entry.extent)]
             for chunk in entry.chunks:
                 wanting = [target for target in holders if target.wants(chunk.first_row, chunk.last_row)]
                 if wanting:
@@ -317,8 +321,10 @@ def _counters(state: State, shard: TableShard) -> list[tuple[Tensor, Tensor]]:
 def _plan(state: State, shards: Sequence[TableShard], weights_only: bool) -> tuple[list[Read], list[Target]]:
     for shard in shards:
         check_fit(state, shard, weights_only)
-    sources = [entry.extent for save in state.saves for entry in save.rows]
-    targets = [Target(shard, sources) for shard in shards]
+    targets = []
+    for shard in shards:
+        entries = (entry for save in state.saves for entry in save.rows_of(shard.table_fqn))
+        targets.append(Target(shard, (entry.extent for entry in entries)))
     return plan_reads(state, targets), targets
 
 

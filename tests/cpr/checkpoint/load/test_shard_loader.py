@@ -18,7 +18,7 @@ from cpr.checkpoint.load import shard_loader as reading
 from cpr.checkpoint.load.shard_loader import bytes_to_read, load_shards, read_state_file
 from cpr.checkpoint.save.writer_thread import RankWriter
 from cpr.errors import CorruptFileError, MismatchError
-from cpr.extent import Interval
+from cpr.extent import Extent, Interval
 from cpr.shards.shard import TableShard
 from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, randomise, save
 
@@ -195,6 +195,25 @@ def test_progress_adds_up_to_the_bytes_to_read(saved):
     bytes_read = load_shards(storage, state, shards, progress=seen.append)
     assert sum(seen) == bytes_read == bytes_to_read(state, shards)
     assert len(seen) > 1
+
+
+def test_planning_a_load_compares_a_shard_with_the_files_of_its_table_alone(monkeypatch):
+    """Or it would take seconds for hundreds of tables."""
+    compared, overlap = [0], Extent.overlap
+
+    def counted(self: Extent, other: Extent) -> Extent | None:
+        compared[0] += 1
+        return overlap(self, other)
+
+    storage = MemoryStorage()
+    shards = [make_shard(f"model.t{number}") for number in range(20)]
+    save(storage, 0, shards)
+    state = newest_state(storage)
+    monkeypatch.setattr(Extent, "overlap", counted)
+    bytes_to_read(state, shards[:1])
+    of_one, compared[0] = compared[0], 0
+    bytes_to_read(state, shards)
+    assert 0 < compared[0] == 20 * of_one
 
 
 def test_each_thread_reuses_one_buffer(saved):
