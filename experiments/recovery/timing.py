@@ -20,7 +20,7 @@ from experiments.recovery.timeline import Mark, have_all, phases, read_marks
 CONTENDERS: Final = {"ours": "experiments.recovery.ours", "rival": "experiments.recovery.baseline"}
 FRESH_STORE: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """What plain torchrun needs for the ranks to find each other after a restart; CPR does without."""
-PATIENCE_S: Final = 240.0
+PATIENCE_S: Final = 1200.0
 """Longest that a start or a restart may take before the measurement is given up."""
 POLL_S: Final = 0.05
 
