@@ -20,20 +20,16 @@ class Assembler:
 
     Args:
         keys: names of the features, in manifest order.
-        batch_size: samples in a batch, `B`.
+        batch_size: samples in a batch, `B`, as long as no window has others.
         pin_memory: put batches into page-locked memory.
     """
 
     def __init__(self, keys: Sequence[str], batch_size: int, pin_memory: bool) -> None:
         self._keys = list(keys)
         self._index_per_key = {key: index for index, key in enumerate(keys)}
-        self._batch_size = batch_size
         self._pin_memory = pin_memory
-        # with one id per bag, all batches share the same lengths and offsets
-        num_bags = len(keys) * batch_size
-        self._ones, self._counting = self._empty(num_bags), self._empty(num_bags + 1)
-        torch.ones(num_bags, out=self._ones)
-        torch.arange(num_bags + 1, out=self._counting)
+        # with one id per bag, all batches of a size share the same lengths and offsets
+        self._shared = self._lengths_and_offsets(batch_size)
 
     def batches(self, pieces: Sequence[Rows], window: Window) -> list[Batch]:
         """Assemble the batches of a window.
@@ -42,7 +38,7 @@ class Assembler:
             pieces: the rows `window.rows`, in that order, in one or more pieces.
             window: order of these rows in the batches.
         """
-        order, size = window.order, self._batch_size
+        order, size = window.order, window.batch_size
         num_batches, num_dense = len(order) // size, len(pieces[0].dense)
         labels = self._empty(num_batches, size, dtype=torch.float32)
         labels.numpy().reshape(-1)[:] = join([piece.label for piece in pieces]).take(order).values
@@ -55,7 +51,7 @@ class Assembler:
         weights = [_weights(pieces, index, order, ids[index]) for index in features]
         has_weights = any(column is not None for column in pieces[0].weights)
         assemble = self._one_hot if all(column.offsets is None for column in ids) else self._multi_hot
-        sparse = assemble(ids, weights if has_weights else [], num_batches)
+        sparse = assemble(ids, weights if has_weights else [], num_batches, size)
         return [
             Batch(
                 dense=dense[index],
@@ -67,28 +63,31 @@ class Assembler:
         ]
 
     def _one_hot(
-        self, ids: Sequence[Column], weights: Sequence[Column], num_batches: int
+        self, ids: Sequence[Column], weights: Sequence[Column], num_batches: int, size: int
     ) -> list[KeyedJaggedTensor]:
         def stacked(columns: Sequence[Column], dtype: torch.dtype) -> Sequence[torch.Tensor]:
-            values = self._empty(num_batches, len(columns), self._batch_size, dtype=dtype)
+            values = self._empty(num_batches, len(columns), size, dtype=dtype)
             for index, column in enumerate(columns):
                 values.numpy()[:, index] = column.values.reshape(num_batches, -1)
             return values.view(num_batches, -1).unbind()
 
-        lengths = [self._batch_size] * len(ids)
+        if self._shared[0].numel() != len(ids) * size:
+            self._shared = self._lengths_and_offsets(size)
+        ones, counting = self._shared
+        lengths = [size] * len(ids)
         weights_per_batch = stacked(weights, torch.float32) if weights else [None] * num_batches
         return [
-            self._jagged(values, each, self._ones, self._counting, lengths)
+            self._jagged(values, each, ones, counting, lengths, size)
             for values, each in zip(stacked(ids, torch.int64), weights_per_batch, strict=True)
         ]
 
     def _multi_hot(
-        self, ids: Sequence[Column], weights: Sequence[Column], num_batches: int
+        self, ids: Sequence[Column], weights: Sequence[Column], num_batches: int, size: int
     ) -> list[KeyedJaggedTensor]:
-        lengths = self._empty(num_batches, len(ids), self._batch_size)
+        lengths = self._empty(num_batches, len(ids), size)
         for index, column in enumerate(ids):
             lengths.numpy()[:, index] = column.lengths().reshape(num_batches, -1)
-        bounds = [column.bounds(self._batch_size) for column in ids]
+        bounds = [column.bounds(size) for column in ids]
 
         def joined(columns: Sequence[Column], batch: int, dtype: torch.dtype) -> torch.Tensor:
             bags = [
@@ -108,7 +107,7 @@ class Assembler:
             length_per_key = [int(bound[batch + 1] - bound[batch]) for bound in bounds]
             values = joined(ids, batch, torch.int64)
             batch_weights = joined(weights, batch, torch.float32) if weights else None
-            made.append(self._jagged(values, batch_weights, batch_lengths, offsets, length_per_key))
+            made.append(self._jagged(values, batch_weights, batch_lengths, offsets, length_per_key, size))
         return made
 
     def _jagged(
@@ -118,6 +117,7 @@ class Assembler:
         lengths: torch.Tensor,
         offsets: torch.Tensor,
         length_per_key: list[int],
+        size: int,
     ) -> KeyedJaggedTensor:
         """Make a jagged tensor with the caches that TorchRec would compute, or copy from a GPU."""
         return KeyedJaggedTensor(
@@ -126,11 +126,19 @@ class Assembler:
             weights=weights,
             lengths=lengths,
             offsets=offsets,
-            stride=self._batch_size,
+            stride=size,
             length_per_key=length_per_key,
             offset_per_key=[0, *np.cumsum(length_per_key).tolist()],
             index_per_key=self._index_per_key,
         )
+
+    def _lengths_and_offsets(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of bags of one id each, in a batch of `size` samples."""
+        num_bags = len(self._keys) * size
+        ones, counting = self._empty(num_bags), self._empty(num_bags + 1)
+        torch.ones(num_bags, out=ones)
+        torch.arange(num_bags + 1, out=counting)
+        return ones, counting
 
     def _empty(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=self._pin_memory)

@@ -155,9 +155,14 @@ class Feed(Generic[T]):
             raise StopIteration
         return item
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the feed was not closed."""
+        return not self._background.closed
+
     def check_open(self) -> None:
         """Raise FeedClosedError if the feed was closed."""
-        if self._background.closed:
+        if not self.is_open:
             raise FeedClosedError("the data loader was closed or restarted while this iterator was in use")
 
     def close(self) -> None:

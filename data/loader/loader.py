@@ -3,7 +3,7 @@
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from numbers import Integral
@@ -101,11 +101,7 @@ class DataLoader:
         )
         self._epoch = 0
         self._phases = [self._shape]
-        self._feed: Feed[list[Batch]] | None = None
-        self._ahead: deque[Batch] = deque()
-        """Batches after the current position that `upcoming` has shown."""
-        self._unseen: Iterator[Batch] = iter(())
-        """The batches after them."""
+        self._reading: _Reading | None = None
         self._check_size()  # before room for batches that the data could not fill
         on_gpu = device.type == "cuda"
         self._assembler = Assembler(keys, config.batch_size, pin_memory=on_gpu)
@@ -124,27 +120,50 @@ class DataLoader:
             FeedClosedError: the loader was closed or restarted meanwhile.
         """
         self._stop()
-        self._feed = feed = self._new_feed()
+        self._reading = reading = _Reading(self._new_feed())
         try:
-            feed.start()
-            batches = chain.from_iterable(feed)
-            self._ahead.clear()
-            self._unseen = iter(batches if self._copies is None else self._copies.over(batches))
+            self._start(reading)
             while self.upcoming(1):
-                feed.check_open()
+                reading.feed.check_open()
                 self._advance()
-                yield self._ahead.popleft()
+                yield reading.ahead.popleft()
             self._epoch, self._phases = self._epoch + 1, [self._shape]
         finally:
-            feed.close()
+            reading.feed.close()
 
     def upcoming(self, count: int) -> list[Batch]:
         """The next batches of the epoch that is being read, at most `count`; the position stays where it is.
 
         Waits until they are read, and raises what reading them raises.
         """
-        self._ahead += islice(self._unseen, max(0, count - len(self._ahead)))
-        return list(islice(self._ahead, count))
+        if (reading := self._reading) is None:
+            return []
+        reading.ahead += islice(reading.unseen, max(0, count - len(reading.ahead)))
+        return list(islice(reading.ahead, count))
+
+    def resize(self, sizes: Sequence[int]) -> None:
+        """From the next batch on, let each rank have batches of its own size; all ranks call it alike.
+
+        Batches that `upcoming` has shown will not come.
+
+        Args:
+            sizes: samples of each rank in one step, at least 1; their sum is what it was.
+
+        Raises:
+            ValueError: the sizes are not such.
+        """
+        shape = self._shape
+        if len(sizes) != shape.world_size or min(sizes) < 1 or sum(sizes) != shape.global_batch:
+            raise ValueError(
+                f"batches of {list(sizes)} samples are not of {shape.world_size} ranks with at least one "
+                f"sample each and {shape.global_batch} together"
+            )
+        self._shape = replace(shape, sizes=() if len({*sizes}) == 1 else tuple(sizes))
+        self._begin_phase()
+        if self._reading is not None and self._reading.feed.is_open:
+            self._reading.feed.close()
+            self._reading.feed = self._new_feed()
+            self._start(self._reading)
 
     @property
     def epoch(self) -> int:
@@ -165,12 +184,15 @@ class DataLoader:
             "parts_digest": _parts_digest(self.manifest),
             "seed": self.config.seed,
             "shuffle": self.config.shuffle,
+            "sizes": list(self._shape.sizes),
             "epoch": self._epoch,
             "phases": [asdict(phase) for phase in self._phases if phase.steps],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a position, even one of another world size, batch size or order.
+
+        Ranks keep the sizes of their batches if their number and sum are the same.
 
         Raises:
             ValueError: the position belongs to other data, another seed or another shuffle setting.
@@ -184,10 +206,12 @@ class DataLoader:
                     "(dlrm.train --warm-start RUN_FOLDER: with the model of that one)"
                 )
         self._stop()
-        phases = [Phase(**phase) for phase in state["phases"]]
-        if not (phases and phases[-1].same_shape(self._shape)):
-            phases.append(self._shape)
+        sizes = state.get("sizes", [])  # absent in positions of older versions, as in their phases
+        fits = len(sizes) == self._shape.world_size and sum(sizes) == self._shape.global_batch
+        self._shape = replace(self._shape, sizes=tuple(sizes) if fits else ())
+        phases = [Phase(**{**phase, "sizes": tuple(phase.get("sizes", ()))}) for phase in state["phases"]]
         self._epoch, self._phases = state["epoch"], phases
+        self._begin_phase()
 
     def close(self) -> None:
         """Stop the background thread and close the files; a waiting iterator raises FeedClosedError."""
@@ -195,8 +219,15 @@ class DataLoader:
         self._own_source.close()
 
     def _stop(self) -> None:
-        if self._feed is not None:
-            self._feed.close()
+        if self._reading is not None:
+            self._reading.feed.close()
+
+    def _begin_phase(self) -> None:
+        """Begin a phase of the present shape, unless the last one has it."""
+        if self._phases and not self._phases[-1].steps:
+            self._phases.pop()
+        if not (self._phases and self._phases[-1].same_shape(self._shape)):
+            self._phases.append(self._shape)
 
     def _advance(self) -> None:
         self._phases[-1] = replace(self._phases[-1], steps=self._phases[-1].steps + 1)
@@ -206,6 +237,12 @@ class DataLoader:
         return current_order(
             self.manifest.num_rows, phases, shuffle=config.shuffle, seed=config.seed, epoch=epoch
         )
+
+    def _start(self, reading: "_Reading") -> None:
+        reading.feed.start()
+        batches = chain.from_iterable(reading.feed)
+        reading.ahead.clear()
+        reading.unseen = iter(batches if self._copies is None else self._copies.over(batches))
 
     def _new_feed(self) -> Feed[list[Batch]]:
         """Windows of batches from the current position on."""
@@ -235,6 +272,17 @@ class DataLoader:
             )
 
 
+@dataclass
+class _Reading:
+    """What an iterator of the loader reads."""
+
+    feed: Feed[list[Batch]]
+    ahead: deque[Batch] = field(default_factory=deque)
+    """Batches after the current position that `upcoming` has shown."""
+    unseen: Iterator[Batch] = field(default_factory=lambda: iter(()))
+    """The batches after them."""
+
+
 def _windows(
     closed: Callable[[], bool],
     *,
@@ -248,7 +296,7 @@ def _windows(
     step = steps.start
     window = order.window(step, rank) if steps else None
     while window is not None:
-        step += len(window.order) // order.phase.batch_size
+        step += len(window.order) // window.batch_size
         following = order.window(step, rank) if step < steps.stop else None
         pieces = []
         for piece in reader.pieces(window.rows, window.rows[:0] if following is None else following.rows):

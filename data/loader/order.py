@@ -18,10 +18,12 @@ only.
 
 In both, what is left in the end is the tail of fewer than `world_size x batch_size` rows.
 
-A `Phase` is a part of an epoch with one world size, batch size and order. When a run resumes with others, the
-next phase distributes exactly the rows that the phases before it have left, including those of interrupted
-windows. The order of an epoch thus follows from the number of rows, the seed, the epoch and the list of
-phases, and a position needs nothing else.
+Ranks may have batches of different sizes: then a rank's runs or chunks are as much longer.
+
+A `Phase` is a part of an epoch with one world size, one order, and one batch size of each rank. When a run
+resumes with others, or changes the sizes, the next phase distributes exactly the rows that the phases before
+it have left, including those of interrupted windows. The order of an epoch thus follows from the number of
+rows, the seed, the epoch and the list of phases, and a position needs nothing else.
 """
 
 from abc import ABC, abstractmethod
@@ -47,13 +49,23 @@ class Phase:
     """Shuffle window, in batches of one rank."""
     order: str = "stripes"
     """One of `ORDERS`; absent in positions of versions with one order."""
+    sizes: tuple[int, ...] = ()
+    """Samples of each rank in one step, if they differ; else none, and `batch_size` is that of all ranks."""
     steps: int = 0
     """Finished steps of this phase, equal on all ranks."""
 
     @property
     def global_batch(self) -> int:
         """Samples of all ranks in one step."""
-        return self.world_size * self.batch_size
+        return self.before(self.world_size)
+
+    def size(self, rank: int) -> int:
+        """Samples of a rank in one step."""
+        return self.sizes[rank] if self.sizes else self.batch_size
+
+    def before(self, rank: int) -> int:
+        """Samples of all lower ranks in one step."""
+        return sum(self.sizes[:rank]) if self.sizes else rank * self.batch_size
 
     def same_shape(self, other: "Phase") -> bool:
         """Whether both phases distribute rows in the same way."""
@@ -67,7 +79,9 @@ class Window:
     rows: RowNumbers
     """Ascending row numbers to read."""
     order: RowNumbers
-    """Positions in `rows`, one per sample; their number is a multiple of the batch size."""
+    """Positions in `rows`, one per sample; their number is a multiple of `batch_size`."""
+    batch_size: int
+    """Samples of the rank in one step."""
     num_valid: int
     """Number of real samples; the others are padding of the last batch."""
 
@@ -113,8 +127,8 @@ class PhaseOrder(ABC):
             return self._padded_batch(rank)
         number, done = divmod(step, self.phase.window_batches)
         window = self._whole_window(number, rank)
-        order = window.order[done * self.phase.batch_size :]
-        return Window(rows=window.rows, order=order, num_valid=len(order))
+        order = window.order[done * window.batch_size :]
+        return replace(window, order=order, num_valid=len(order))
 
     def remaining(self, steps: int) -> RowSet:
         """Rows that are left after `steps` steps."""
@@ -124,19 +138,19 @@ class PhaseOrder(ABC):
         number, done = divmod(steps, self.phase.window_batches)
         if done:
             windows = [self._whole_window(number, rank) for rank in range(self.phase.world_size)]
-            begin = done * self.phase.batch_size
-            leftovers = np.concatenate([window.rows[window.order[begin:]] for window in windows])
+            left = [window.rows[window.order[done * window.batch_size :]] for window in windows]
+            leftovers = np.concatenate(left)
         begun = min(self.full_steps, (number + bool(done)) * self.phase.window_batches)
         return self.rows.only(self._untouched(begun), also=leftovers)
 
     @abstractmethod
-    def _begin(self, step: int, rank: int, length: int) -> int:
+    def _begin(self, step: int, rank: int, num_steps: int) -> int:
         """Position in `rows` at which the window of `rank` begins.
 
         Args:
             step: the window's first.
             rank: in `[0, world_size)`.
-            length: rows of the window.
+            num_steps: of the window.
         """
 
     @abstractmethod
@@ -145,29 +159,31 @@ class PhaseOrder(ABC):
 
     def _whole_window(self, number: int, rank: int) -> Window:
         step = number * self.phase.window_batches
-        length = min(self.phase.window_batches, self.full_steps - step) * self.phase.batch_size
-        begin = self._begin(step, rank, length)
+        num_steps, size = min(self.phase.window_batches, self.full_steps - step), self.phase.size(rank)
+        begin, length = self._begin(step, rank, num_steps), num_steps * size
         order = np.arange(length)
         if self.shuffle:
             order = permutation(length, (*self.key, number, rank))
-        return Window(rows=self.rows.part(begin, begin + length), order=order, num_valid=length)
+        return Window(
+            rows=self.rows.part(begin, begin + length), order=order, batch_size=size, num_valid=length
+        )
 
     def _padded_batch(self, rank: int) -> Window:
-        """The tail, distributed evenly, as one padded batch per rank."""
-        world, size = self.phase.world_size, self.phase.batch_size
+        """The tail, distributed as whole steps are, as one padded batch per rank."""
+        phase, size = self.phase, self.phase.size(rank)
         begin = len(self.rows) - self.tail_rows
-        mine = [begin + self.tail_rows * r // world for r in (rank, rank + 1)]
+        mine = [begin + self.tail_rows * phase.before(r) // phase.global_batch for r in (rank, rank + 1)]
         num_valid = mine[1] - mine[0]
         rows = self.rows.part(*mine) if num_valid else self.rows.part(begin, begin + 1)
         order = np.minimum(np.arange(size), len(rows) - 1)
-        return Window(rows=rows, order=order, num_valid=num_valid)
+        return Window(rows=rows, order=order, batch_size=size, num_valid=num_valid)
 
 
 class Stripes(PhaseOrder):
     """All ranks read the log together, each a run of every stripe."""
 
-    def _begin(self, step: int, rank: int, length: int) -> int:
-        return step * self.phase.global_batch + rank * length
+    def _begin(self, step: int, rank: int, num_steps: int) -> int:
+        return step * self.phase.global_batch + num_steps * self.phase.before(rank)
 
     def _untouched(self, steps: int) -> list[tuple[int, int]]:
         return [(steps * self.phase.global_batch, len(self.rows))]
@@ -176,18 +192,26 @@ class Stripes(PhaseOrder):
 class RotatedChunks(PhaseOrder):
     """Each rank reads a chunk of its own, and the next chunk in the next epoch (SelDP)."""
 
-    def _begin(self, step: int, rank: int, length: int) -> int:
+    def _begin(self, step: int, rank: int, num_steps: int) -> int:
         _, epoch, _ = self.key
-        return self._chunk((rank + epoch) % self.phase.world_size) + step * self.phase.batch_size
+        return self._chunk((rank + epoch) % self.phase.world_size) + step * self.phase.size(rank)
 
     def _untouched(self, steps: int) -> list[tuple[int, int]]:
-        world, done = self.phase.world_size, steps * self.phase.batch_size
-        chunks = [(self._chunk(number) + done, self._chunk(number + 1)) for number in range(world)]
+        world = self.phase.world_size
+        chunks = [
+            (self._chunk(number) + steps * self._size(number), self._chunk(number + 1))
+            for number in range(world)
+        ]
         return [*chunks, (self._chunk(world), len(self.rows))]
 
     def _chunk(self, number: int) -> int:
         """Position of the start of chunk `number`, or of the tail for `world_size`."""
-        return number * self.full_steps * self.phase.batch_size
+        return self.full_steps * sum(map(self._size, range(number)))
+
+    def _size(self, number: int) -> int:
+        """Rows of chunk `number` in one step, those of the rank that reads it."""
+        _, epoch, _ = self.key
+        return self.phase.size((number - epoch) % self.phase.world_size)
 
 
 ORDERS: Final[dict[str, type[PhaseOrder]]] = {"stripes": Stripes, "seldp": RotatedChunks}

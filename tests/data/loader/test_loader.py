@@ -191,6 +191,60 @@ def test_upcoming_batches_are_shown_and_not_taken(one_hot):
     assert len(numbers(iter(loader))) == 8 * (len(plain) - 1)
 
 
+@pytest.mark.parametrize("order", ["stripes", "seldp"])
+@pytest.mark.parametrize("folder", ["one_hot", "multi_hot"])
+def test_ranks_change_the_sizes_of_their_batches_and_lose_nothing(request, folder, order):
+    """Within an epoch and at its end, while batches are shown ahead, and across a restart."""
+    folder = request.getfixturevalue(folder)
+    changes = {1: (7, 5), 4: (2, 10), 5: (6, 6), 6: (11, 1)}
+
+    def read(rank, state=None, stop=99):
+        loader = DataLoader(folder, config(batch_size=6, order=order), rank=rank, world_size=2)
+        if state is not None:
+            loader.load_state_dict(state)
+        done, batches = 8 * loader.epoch + 8 - loader.steps_left, []
+        while loader.epoch < 2 and done < stop:
+            for batch in loader:
+                batches.append(batch)
+                done += 1
+                loader.upcoming(2)
+                if done in changes:
+                    loader.resize(changes[done])
+                if done == stop:
+                    break
+        return batches, json.loads(json.dumps(loader.state_dict()))
+
+    whole = [read(rank)[0] for rank in range(2)]
+    sizes = [[len(batch.labels) for batch in batches] for batches in whole]
+    assert sizes[0] == [6, 7, 7, 7, 2, 6, 11, 11] + [11] * 8
+    assert all(first + second == 12 for first, second in zip(*sizes, strict=True))
+    for epoch in range(2):
+        seen = numbers([batch for batches in whole for batch in batches[8 * epoch : 8 * epoch + 8]])
+        assert len(set(seen)) == len(seen) == 96
+    for batch in (each for batches in whole for each in batches):
+        assert len(batch.labels) == batch.num_valid == batch.sparse.stride()
+    for stop in (1, 2, 4, 5, 6, 8, 11):
+        for rank in range(2):
+            before, state = read(rank, stop=stop)
+            after, _ = read(rank, state)
+            assert list(map(numbers, [[each] for each in before + after])) == [
+                numbers([each]) for each in whole[rank]
+            ]
+
+
+def test_sizes_of_batches_that_do_not_fit_are_refused_and_forgotten_at_another_world_size(one_hot):
+    loader = DataLoader(one_hot, config(batch_size=6), rank=1, world_size=2)
+    for sizes in ((6, 6, 0), (12, 0), (6, 7), (12,), (-1, 13)):
+        with pytest.raises(ValueError, match="2 ranks with at least one sample each and 12 together"):
+            loader.resize(sizes)
+    loader.resize((4, 8))
+    assert {len(batch.labels) for batch in loader} == {8}
+    for shape in ({"world_size": 3}, {"world_size": 2, "batch_size": 5}):
+        other = DataLoader(one_hot, config(batch_size=shape.pop("batch_size", 4)), **shape)
+        other.load_state_dict(loader.state_dict())
+        assert {len(batch.labels) for batch in other} == {other.config.batch_size}
+
+
 def test_new_iterator_continues_at_the_position(one_hot):
     loader, seen = DataLoader(one_hot, config()), []
     for batch in loader:

@@ -1,5 +1,7 @@
 """The order of samples: nothing lost, nothing twice, the same again, whatever the resumes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from data.loader.order import ORDERS, Phase, PhaseOrder, Stripes, current_order, permutation
 from data.loader.row_set import RowSet
 
-shapes = st.builds(
+even = st.builds(
     Phase,
     world_size=st.integers(1, 5),
     batch_size=st.integers(1, 9),
@@ -16,6 +18,17 @@ shapes = st.builds(
     order=st.sampled_from(sorted(ORDERS)),
     steps=st.integers(0, 20),
 )
+
+
+@st.composite
+def uneven(draw):
+    """Phases with a batch size of each rank."""
+    phase = draw(even)
+    sizes = draw(st.lists(st.integers(1, 9), min_size=phase.world_size, max_size=phase.world_size))
+    return replace(phase, sizes=tuple(sizes))
+
+
+shapes = even | uneven()
 settings_of_order = st.fixed_dictionaries(
     {"shuffle": st.booleans(), "seed": st.integers(0, 2**40), "epoch": st.integers(0, 3)}
 )
@@ -23,9 +36,10 @@ settings_of_order = st.fixed_dictionaries(
 
 def handed_out(order: PhaseOrder, rank: int, steps: range) -> list[np.ndarray]:
     """The valid rows of each step of one rank, read window by window as the loader does."""
-    batches, size, step = [], order.phase.batch_size, steps.start
+    batches, size, step = [], order.phase.size(rank), steps.start
     while step < steps.stop:
         window = order.window(step, rank)
+        assert window.batch_size == size
         assert len(window.order) % size == 0
         assert (np.diff(window.rows) > 0).all()
         samples = window.rows[window.order][: window.num_valid]
@@ -102,7 +116,7 @@ def test_resuming_with_the_same_shape_changes_nothing(num_rows, phase, split, co
     config=settings_of_order,
 )
 @settings(max_examples=100)
-def test_padded_step_spreads_the_tail_evenly(num_rows, phase, later, config):
+def test_padded_step_spreads_the_tail_as_whole_steps(num_rows, phase, later, config):
     order = current_order(num_rows, [phase, later], **config)
     if order.tail_rows == 0:
         assert order.num_steps(drop_last=False) == order.num_steps(drop_last=True)
@@ -110,8 +124,9 @@ def test_padded_step_spreads_the_tail_evenly(num_rows, phase, later, config):
     windows = [order.window(order.full_steps, rank) for rank in range(later.world_size)]
     valid = [window.num_valid for window in windows]
     assert sum(valid) == order.tail_rows
-    assert max(valid) - min(valid) <= 1
-    assert all(len(window.order) == later.batch_size for window in windows)
+    for rank, rows in enumerate(valid):
+        assert abs(rows - order.tail_rows * later.size(rank) / later.global_batch) < 1
+    assert [len(window.order) for window in windows] == [later.size(rank) for rank in range(len(windows))]
     assert all(window.order.max() < len(window.rows) for window in windows)
 
 
