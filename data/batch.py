@@ -18,12 +18,14 @@ class Batch(Pipelineable):  # type: ignore[misc]  # torchrec is untyped
         labels: float32 `[B]`, 0 or 1.
         num_valid: number of real samples. The last `B - num_valid` are padding, so that every rank has full
             batches during evaluation; leave them out of metrics. Training batches are full.
+        weight: of this rank's mean in the mean over ranks: `B` over the mean of all ranks' `B`.
     """
 
     dense: torch.Tensor
     sparse: KeyedJaggedTensor
     labels: torch.Tensor
     num_valid: int
+    weight: float = 1.0
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """Copy the batch to a device."""
@@ -32,6 +34,7 @@ class Batch(Pipelineable):  # type: ignore[misc]  # torchrec is untyped
             sparse=self.sparse.to(device, non_blocking=non_blocking),
             labels=self.labels.to(device, non_blocking=non_blocking),
             num_valid=self.num_valid,
+            weight=self.weight,
         )
 
     def pin_memory(self) -> "Batch":
@@ -41,6 +44,7 @@ class Batch(Pipelineable):  # type: ignore[misc]  # torchrec is untyped
             sparse=self.sparse.pin_memory(),
             labels=self.labels.pin_memory(),
             num_valid=self.num_valid,
+            weight=self.weight,
         )
 
     def record_stream(self, stream: torch.Stream) -> None:

@@ -20,14 +20,14 @@ class Assembler:
 
     Args:
         keys: names of the features, in manifest order.
-        batch_size: samples in a batch, `B`, as long as no window has others.
+        batch_size: samples in a batch, `B`, the mean of all ranks'.
         pin_memory: put batches into page-locked memory.
     """
 
     def __init__(self, keys: Sequence[str], batch_size: int, pin_memory: bool) -> None:
         self._keys = list(keys)
         self._index_per_key = {key: index for index, key in enumerate(keys)}
-        self._pin_memory = pin_memory
+        self._mean_size, self._pin_memory = batch_size, pin_memory
         # with one id per bag, all batches of a size share the same lengths and offsets
         self._shared = self._lengths_and_offsets(batch_size)
 
@@ -58,6 +58,7 @@ class Assembler:
                 sparse=sparse[index],
                 labels=labels[index],
                 num_valid=min(size, window.num_valid - index * size),
+                weight=size / self._mean_size,
             )
             for index in range(num_batches)
         ]

@@ -141,6 +141,11 @@ class DataLoader:
         reading.ahead += islice(reading.unseen, max(0, count - len(reading.ahead)))
         return list(islice(reading.ahead, count))
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of each rank in one step."""
+        return tuple(map(self._shape.size, range(self._shape.world_size)))
+
     def resize(self, sizes: Sequence[int]) -> None:
         """From the next batch on, let each rank have batches of its own size; all ranks call it alike.
 

@@ -593,6 +593,10 @@ class TrainConfig:
     """`delayed`: mitigation of late gradients for `dense.optimizer=sgd` with `dense.momentum` (arXiv
     2003.11666). `spike` compensation applies at once what a gradient has missed; prediction of the weights at
     which gradients are computed, from `velocity` or from the last change of the `weights`; or both."""
+    batching: Literal["even", "dynamic"] = "even"
+    """Samples of each rank in a step: as many on all (`even`); or by the measured speed of each (`dynamic`),
+    from one step to the next, for workers that are not equally fast. Both together train the same global
+    batches, and the result of a step is that of one process but for rounding."""
     log_every_steps: int = 100
     """Steps between lines of metrics."""
     run_folder: str = "runs"
@@ -714,6 +718,20 @@ class Config:
                 self.dense.clip_norm == 0,
                 "dense.clip_norm would take the gradients of two replicas for one: leave it out, or set "
                 "train.wave_updates=sum",
+            )
+        if train.batching == "dynamic":
+            unfit = {
+                "priority": "waits for other ranks in a thread of its own, where it is not measured",
+                "selsync": "averages parameters, where batches of different sizes have no weights",
+            }
+            _check(
+                exchange not in unfit,
+                f"comm.exchange={exchange} {unfit.get(exchange)}: choose another one, or train.batching=even",
+            )
+            _check(
+                train.pipeline not in {"waves", "delayed"},
+                f"train.pipeline={train.pipeline} is made for batches of one size: with "
+                "train.batching=dynamic choose none, ids, prefetch or auto",
             )
         if not train.is_late:
             return

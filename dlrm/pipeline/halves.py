@@ -27,7 +27,9 @@ def parts_of(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
     sparse = _sparse_parts(batch.sparse, sizes)
     dense, labels = torch.split(batch.dense, list(sizes)), torch.split(batch.labels, list(sizes))
     parts = zip(dense, sparse, labels, sizes, strict=True)
-    return [Batch(dense, bags, labels, num_valid=size) for dense, bags, labels, size in parts]
+    return [
+        Batch(dense, bags, labels, num_valid=size, weight=batch.weight) for dense, bags, labels, size in parts
+    ]
 
 
 def _sparse_parts(sparse: KeyedJaggedTensor, sizes: Sequence[int]) -> list[KeyedJaggedTensor]:

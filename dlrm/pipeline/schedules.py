@@ -34,7 +34,8 @@ class Passed(NamedTuple):
     """What the forward and backward pass of a batch gave."""
 
     loss: Tensor
-    """Mean over this rank's samples, a scalar."""
+    """Mean over this rank's samples times the weight of its batch, a scalar: its mean over ranks is that over
+    all samples."""
     logits: Tensor | None
     """Fp32 `[B]`; None if the model has none."""
 
@@ -64,7 +65,10 @@ class Plain:
 def forward(model: nn.Module, objective: Objective, batch: Batch) -> Passed:
     """Run the forward pass of a batch."""
     outputs = model(batch.dense, batch.sparse)
-    return Passed(loss=objective.loss(outputs, batch.labels), logits=objective.logits(outputs))
+    loss = objective.loss(outputs, batch.labels)
+    if batch.weight != 1:
+        loss = loss * batch.weight
+    return Passed(loss=loss, logits=objective.logits(outputs))
 
 
 def forward_backward(model: nn.Module, objective: Objective, batch: Batch) -> Passed:

@@ -87,7 +87,7 @@ class TickTock(Prefetch):
         parameters = self._second if self._is_second else {}
         outputs = functional_call(self._inner, parameters, (batch.dense, batch.sparse))
         loss = self.objective.loss(outputs, batch.labels)
-        return Passed(loss=loss * self._share, logits=self.objective.logits(outputs))
+        return Passed(loss=loss * (self._share * batch.weight), logits=self.objective.logits(outputs))
 
     def _waves_of(self, batch: Batch) -> list[Batch]:
         """The waves of a batch; the same objects each time, as batches are told apart by identity."""

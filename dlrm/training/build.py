@@ -17,6 +17,7 @@ from cpr.checkpoint.ownership.records import NO_CLAIMANT
 from cpr.checkpoint.state.changes import UNCHANGED
 from cpr.checkpoint.state.model_state import Heir, Stateful
 from cpr.shards import dense_tensors
+from dlrm.batching.dynamic import DynamicBatching
 from dlrm.comm.feedback import warn_of_momentum
 from dlrm.config.dataset import best_auc, total_samples
 from dlrm.config.goal import Goal
@@ -121,6 +122,11 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
     """Build everything that the training loop uses; a collective, after the rendezvous."""
     config, ranks = inputs.config, inputs.ranks
     _warn_of_slow_bf16(config, inputs.device)
+    if config.train.batching == "dynamic" and inputs.device.type != "cpu":
+        raise ValueError(
+            "train.batching=dynamic measures how long processors compute, and does not see how long a GPU "
+            "does: leave it out, or set train.device=cpu"
+        )
     folder = inputs.resume or _agreed_run_folder(config, inputs.recipe, recovery)
     of_rank_0(lambda: refuse_other_encoding(folder, inputs.manifest, config.data.uri))
     if recovery is None:
@@ -158,6 +164,9 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
         session=Session(),
         stop=stop,
         device=inputs.device,
+        batching=DynamicBatching(inputs.loader, ranks.rank, ranks.world_size)
+        if _is_dynamic(config)
+        else None,
     )
     if config.train.goal is not None:
         trainer.selection = _selection(config.train.goal, trainer, inputs, folder, recovery)
@@ -212,7 +221,13 @@ def make_dense_sync(config: Config, model: DistributedModelParallel, optimizers:
     if config.train.has_two_replicas:
         first, second = Replicas.of(model)
         return TickTockSync(list(first.values()), second, NUM_SCALARS, config.comm)
-    return AllReduceSync(dense_parameters(model), NUM_SCALARS, config.comm)
+    num_scalars = NUM_SCALARS + (dist.get_world_size() if _is_dynamic(config) else 0)
+    return AllReduceSync(dense_parameters(model), num_scalars, config.comm)
+
+
+def _is_dynamic(config: Config) -> bool:
+    """Whether batches are resized; one rank alone has the whole batch."""
+    return config.train.batching == "dynamic" and dist.get_world_size() > 1
 
 
 def _states_per_rank(trainer: Trainer) -> dict[str, Stateful | Heir]:

@@ -229,7 +229,7 @@ def _first_batch(rows: Rows, manifest: DatasetManifest) -> Batch:
     clicked = rows.label.values > 0
     order = np.concatenate([np.flatnonzero(clicked == each)[: FIRST_SAMPLES // 2] for each in (True, False)])
     order = np.resize(order, FIRST_SAMPLES)
-    window = Window(rows=order, order=order, num_valid=FIRST_SAMPLES)
+    window = Window(rows=order, order=order, batch_size=FIRST_SAMPLES, num_valid=FIRST_SAMPLES)
     return Assembler(names, FIRST_SAMPLES, pin_memory=False).batches([rows], window)[0]
 
 

@@ -4,6 +4,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from data.batch import Batch
 from data.loader import DataLoader
+from dlrm.batching.dynamic import DynamicBatching
 from dlrm.comm.late import LateScalars
 from dlrm.config.schema import TrainConfig
 from dlrm.dense_sync import DenseSync
@@ -32,7 +34,8 @@ from dlrm.training.best import Selection
 logger = logging.getLogger(__name__)
 
 NUM_SCALARS = 4
-"""Scalars reduced with the gradients: loss, finite check, stop flag, stop-at-once flag."""
+"""Scalars reduced with the gradients: loss, finite check, stop flag, stop-at-once flag; and those of
+`DynamicBatching`."""
 
 
 ADVICE = (
@@ -75,6 +78,8 @@ class Trainer:
     stop: StopSignal
     device: torch.device
     selection: Selection = field(default_factory=Selection)
+    batching: DynamicBatching | None = None
+    """None: ranks have batches of equal size."""
     steps_done: int = 0
     samples_done: int = 0
 
@@ -93,7 +98,7 @@ class Trainer:
         self.telemetry.begin()
         if lost := self.replicas.settle():
             logger.warning("lost %s", lost)
-        with self.stop.deferred():
+        with self.stop.deferred(), self.batching or nullcontext():
             self._run()
         self.telemetry.exchange(self.replicas.take_figures())  # of the steps after the last logged one
         with self.stop.extended(self.session.leaving_takes):  # SIGTERM lets the final save complete
@@ -182,6 +187,7 @@ class Trainer:
         if self.steps_done and self._should_evaluate():
             self._evaluate()
             evaluated_at = self.steps_done
+        self._begin_measuring()
         while self.should_continue():
             for batch in self.loader:
                 if self.session.batches_to_skip:
@@ -191,6 +197,7 @@ class Trainer:
                 if evaluated_at != self.steps_done and self._should_evaluate():
                     self._evaluate()
                     evaluated_at = self.steps_done
+                self._begin_measuring()
                 if not self.should_continue():
                     break
         self._save_end()
@@ -241,23 +248,29 @@ class Trainer:
         self.telemetry.lap("forward_backward")
         # ranks share these scalars in the collective that averages the gradients: no extra latency
         finite_check = self._finite_check().to(loss.device)
-        flags = [loss.new_full((), flag) for flag in self._stop_flags]
-        means = self.replicas.average(torch.stack([loss.detach(), finite_check, *flags]))
+        shared = [*self._stop_flags, *(self.batching.scalars if self.batching is not None else ())]
+        others = [loss.new_full((), each) for each in shared]
+        means = self.replicas.average(torch.stack([loss.detach(), finite_check, *others]))
         checked = _Checked(self.steps_done + 1, loss.detach(), finite_check)
-        stop, at_once = self._stop_unless_finite(self._scalars.give(means, checked), self.steps_done + 1)
+        stop, at_once, *seconds = self._stop_unless_finite(
+            self._scalars.give(means, checked), self.steps_done + 1
+        )
         self.telemetry.lap("dense_exchange")
         self.optimizers.step()
         self.replicas.updated(time.perf_counter() - started_s)
         self.telemetry.lap("optimizer")
         self.steps_done += 1
+        if self.batching is not None:
+            self.batching.end()
+            self.batching.adapt(seconds, self.steps_done)
         if self._is_logged(self.steps_done):
             self.telemetry.exchange(self.replicas.take_figures())
             self.telemetry.mirror(self.session.mirror)
-        self.samples_done += batch.labels.numel() * dist.get_world_size()
+        self.samples_done += self.loader.config.batch_size * dist.get_world_size()
         self.telemetry.step(
             step=self.steps_done,
             samples=self.samples_done,
-            loss=loss,
+            loss=loss / batch.weight,
             logits=logits,
             labels=batch.labels,
             learning_rates=self.optimizers.learning_rates,
@@ -279,19 +292,23 @@ class Trainer:
         self.telemetry.lap("data")
         return batches
 
-    def _stop_unless_finite(
-        self, found: tuple[list[float], "_Checked"] | None, begun: int
-    ) -> tuple[float, float]:
-        """Check the scalars of a step, of which `begun` is the newest; returns whether to stop, and at once.
+    def _begin_measuring(self) -> None:
+        if self.batching is not None:
+            self.batching.begin()
+
+    def _stop_unless_finite(self, found: tuple[list[float], "_Checked"] | None, begun: int) -> list[float]:
+        """Check the scalars of a step, of which `begun` is the newest.
+
+        Returns whether to stop, whether at once, and what `DynamicBatching` shares.
 
         On a GPU the scalars are those of the step before: NaN and signals end the run a step later.
         """
         if found is None:
-            return 0.0, 0.0
-        (mean_loss, mean_finite_check, stop, at_once), checked = found
+            return [0.0, 0.0]
+        (mean_loss, mean_finite_check, *others), checked = found
         if not isfinite(mean_loss + mean_finite_check):
             self._raise_diverged(checked, begun)
-        return stop, at_once
+        return others
 
     @property
     def _stop_flags(self) -> list[float]:

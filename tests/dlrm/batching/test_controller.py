@@ -1,5 +1,7 @@
 """Sizes of batches follow the speeds of ranks, and nothing else."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -49,7 +51,7 @@ def test_shares_keep_the_sum_the_order_of_speeds_and_the_bound(speeds, total):
     assert sum(sizes) == total
     assert min(sizes) >= max(1, int(LEAST_SHARE * total / len(speeds)))
     by_speed = [size for _, size in sorted(zip(speeds, sizes, strict=True))]
-    assert all(slow <= fast + 1 for slow, fast in zip(by_speed, by_speed[1:], strict=False))
+    assert all(slow <= fast + 1 for slow, fast in pairwise(by_speed))
     exact = np.asarray(speeds) * total / sum(speeds)
     if exact.min() >= max(1, LEAST_SHARE * total / len(speeds)):
         assert np.abs(np.asarray(sizes) - exact).max() < 1

@@ -7,7 +7,6 @@ from itertools import chain
 import pytest
 import torch
 import torch.distributed as dist
-from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards import find_shards
@@ -23,7 +22,9 @@ from dlrm.config.schema import (
     TrainConfig,
 )
 from dlrm.dense_sync import AllReduceSync
+from dlrm.models.contract import objective_of
 from dlrm.optim.build import Optimizers
+from dlrm.pipeline.schedules import forward_backward
 from dlrm.sharding import plan
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.training import build
@@ -57,6 +58,8 @@ class Case:
     rate: float = 0.05
     """Learning rate of the tables."""
     dynamic: tuple[str, ...] = ()
+    is_uneven: bool = False
+    """Whether ranks have parts of a global batch of different size."""
 
     @property
     def dynamic_options(self):
@@ -72,7 +75,14 @@ CASES = (
     Case("dlrm", "sgd", "sgd", num_dense=0, is_weighted=True, strategy="des"),
     Case("dcnv2", "rowwise_adagrad", "sgd", num_dense=0, is_weighted=True, strategy="des"),
     Case("fm", "sgd", "adagrad", num_dense=2, is_weighted=True, cut="row_wise"),
+    Case("dlrm", "rowwise_adagrad", "adagrad", is_uneven=True, cut="row_wise"),
+    Case("dcnv2", "sgd", "sgd", is_uneven=True),
+    Case("deepfm", "rowwise_adagrad", "sgd", is_uneven=True),
+    Case("dlrm", "sgd", "sgd", num_dense=0, is_weighted=True, strategy="des", is_uneven=True),
+    Case("dcnv2", "rowwise_adagrad", "sgd", strategy="des", is_uneven=True),
 )
+UNEVEN = ((48, 16), (1, 63), (32, 32))
+"""Samples of each of two ranks in a global batch, in turn."""
 
 
 def samples(seed, count):
@@ -94,10 +104,13 @@ def samples(seed, count):
 
 
 def my_part(case, seed, count, *, backwards=False):
-    """This rank's part of a global batch, or of it backwards; the last one is padded to equal size."""
+    """This rank's part of a global batch, or of it backwards; parts of equal size, the last one is padded."""
     dense, ids, weights, labels = samples(seed, count)
-    size = -(-count // dist.get_world_size())
-    begin = dist.get_rank() * size
+    mean_size = -(-count // dist.get_world_size())
+    sizes = [mean_size] * dist.get_world_size()
+    if case.is_uneven and len(sizes) > 1 and count == GLOBAL_BATCH:
+        sizes = UNEVEN[seed % len(UNEVEN)]
+    size, begin = sizes[dist.get_rank()], sum(sizes[: dist.get_rank()])
     valid = min(size, count - begin)
     places = [min(place, count - 1) for place in range(begin, begin + size)]
     if backwards:
@@ -114,6 +127,7 @@ def my_part(case, seed, count, *, backwards=False):
         ),
         labels=labels[places],
         num_valid=valid,
+        weight=size / mean_size,
     )
 
 
@@ -192,8 +206,7 @@ def train(case, *, backwards=False):
     for step in range(NUM_STEPS):
         batch = my_part(case, step % NUM_BATCHES, GLOBAL_BATCH, backwards=backwards)
         optimizers.begin_step(step)
-        loss = binary_cross_entropy_with_logits(model(batch.dense, batch.sparse), batch.labels)
-        loss.backward()
+        loss = forward_backward(model, objective_of(model), batch).loss
         losses.append(replicas.average(loss.detach().view(1)).item())
         optimizers.step()
     metrics = evaluate(model, [my_part(case, 1000, TEST_SAMPLES)], CPU)

@@ -29,11 +29,14 @@ INTERRUPTED = {3: 1, 4: 0, 8: 1}
 PREFETCHED = {
     Case("dlrm", "sgd", "sgd"): [True],
     Case("dlrm", "adagrad", "sgd", precision="bf16"): [True],
-    Case("dcnv2", "rowwise_adagrad", "sgd", is_weighted=True): [True],
+    Case("dcnv2", "rowwise_adagrad", "sgd", is_weighted=True, is_uneven=True): [True],
     Case("deepfm", "sgd", "adagrad"): [True, True],
     Case("fm", "rowwise_adagrad", "adagrad", num_dense=2, cut="row_wise"): [True, True],
     # of these only the ids travel early
-    Case("deepfm", "sgd", "sgd", num_dense=0, is_weighted=True, strategy="des"): [False, False],
+    Case("deepfm", "sgd", "sgd", num_dense=0, is_weighted=True, strategy="des", is_uneven=True): [
+        False,
+        False,
+    ],
     Case("dlrm", "sgd", "sgd", dynamic=("cat_4",)): [True],
 }
 """Whether embeddings of each collection can be sent early, by case."""
