@@ -55,14 +55,17 @@ class DynamicBatching:
         own[self._rank] = self._own_s * self._world_size
         return own
 
-    def adapt(self, seconds: Sequence[float], step: int) -> None:
-        """Resize the batches of the steps after `step`, if the mean of all ranks' `scalars` says so."""
+    def adapt(self, seconds: Sequence[float], step: int) -> tuple[int, ...] | None:
+        """Resize the batches of the steps after `step`, if the mean of all ranks' `scalars` says so.
+
+        Returns the new sizes; None: they stay.
+        """
         if self._controller is None:  # a position with sizes may have been loaded
             self._controller = BatchController(self._loader.sizes)
         before = self._controller.sizes
         sizes = self._controller.observe(seconds)
         if sizes is None:
-            return
+            return None
         self._loader.resize(sizes)
         if self._rank == 0:
             took = ", ".join(f"{1000 * each:.0f}" for each in seconds)
@@ -73,3 +76,4 @@ class DynamicBatching:
                 list(before),
                 took,
             )
+        return sizes

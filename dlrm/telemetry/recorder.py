@@ -87,6 +87,9 @@ class Recorder:
         The parts are those of `cpr.report.page.STEP_PARTS`.
         """
 
+    def resized(self, step: int, sizes: Sequence[int]) -> None:
+        """Record that each rank has batches of another size after a step: samples by rank."""
+
     def exchange(self, figures: ExchangeFigures | None) -> None:
         """Record the cost of the dense-gradient exchange since the last call; None with one rank.
 
@@ -253,6 +256,10 @@ class Telemetry(Recorder):
         """Count the time since the last call, or since an evaluation, as that part of a step."""
         before, self._lapped = self._lapped, perf_counter()
         self._lap_seconds[part] = self._lap_seconds.get(part, 0.0) + self._lapped - before
+
+    def resized(self, step: int, sizes: Sequence[int]) -> None:
+        """Write a line with the sizes."""
+        self._write("batch_sizes", step, {f"rank_{rank}": size for rank, size in enumerate(sizes)})
 
     def exchange(self, figures: ExchangeFigures | None) -> None:
         """Record the cost of the dense-gradient exchange since the last call; None with one rank."""

@@ -262,7 +262,8 @@ class Trainer:
         self.steps_done += 1
         if self.batching is not None:
             self.batching.end()
-            self.batching.adapt(seconds, self.steps_done)
+            if sizes := self.batching.adapt(seconds, self.steps_done):
+                self.telemetry.resized(self.steps_done, sizes)
         if self._is_logged(self.steps_done):
             self.telemetry.exchange(self.replicas.take_figures())
             self.telemetry.mirror(self.session.mirror)

@@ -1,0 +1,1 @@
+"""Workers of different speed: batches by measured speed against batches of equal size."""

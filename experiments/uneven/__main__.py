@@ -1,0 +1,5 @@
+"""`python -m experiments.uneven`."""
+
+from experiments.uneven.run import main
+
+raise SystemExit(main())
