@@ -81,8 +81,8 @@ CASES = (
     Case("dlrm", "sgd", "sgd", num_dense=0, is_weighted=True, strategy="des", is_uneven=True),
     Case("dcnv2", "rowwise_adagrad", "sgd", strategy="des", is_uneven=True),
 )
-UNEVEN = ((48, 16), (1, 63), (32, 32))
-"""Samples of each of two ranks in a global batch, in turn."""
+UNEVEN = (48, 1, 32)
+"""Samples of rank 0 in a global batch, in turn, where parts are uneven; other ranks share the rest."""
 
 
 def samples(seed, count):
@@ -106,10 +106,13 @@ def samples(seed, count):
 def my_part(case, seed, count, *, backwards=False):
     """This rank's part of a global batch, or of it backwards; parts of equal size, the last one is padded."""
     dense, ids, weights, labels = samples(seed, count)
-    mean_size = -(-count // dist.get_world_size())
-    sizes = [mean_size] * dist.get_world_size()
-    if case.is_uneven and len(sizes) > 1 and count == GLOBAL_BATCH:
-        sizes = UNEVEN[seed % len(UNEVEN)]
+    num_ranks = dist.get_world_size()
+    sizes, weight = [-(-count // num_ranks)] * num_ranks, 1.0
+    if case.is_uneven and num_ranks > 1 and count == GLOBAL_BATCH:
+        first = UNEVEN[seed % len(UNEVEN)]
+        rest, more = divmod(count - first, num_ranks - 1)
+        sizes = [first, *(rest + (rank < more) for rank in range(num_ranks - 1))]
+        weight = sizes[dist.get_rank()] * num_ranks / count
     size, begin = sizes[dist.get_rank()], sum(sizes[: dist.get_rank()])
     valid = min(size, count - begin)
     places = [min(place, count - 1) for place in range(begin, begin + size)]
@@ -127,7 +130,7 @@ def my_part(case, seed, count, *, backwards=False):
         ),
         labels=labels[places],
         num_valid=valid,
-        weight=size / mean_size,
+        weight=weight,
     )
 
 

@@ -87,7 +87,7 @@ def seen_in(rank, begin):
 @pytest.mark.system
 @pytest.mark.timeout(120)
 def test_a_slow_rank_gets_less_of_each_global_batch(start_ranks, dataset, tmp_path):
-    start_ranks(work, dataset, tmp_path / "found", world_size=2).wait(timeout_s=100)
+    start_ranks(work, str(dataset), tmp_path / "found", world_size=2).wait(timeout_s=100)
     fast, slow = (torch.load(tmp_path / f"found-{rank}", weights_only=False) for rank in range(2))
     assert fast["sizes"][0] == slow["sizes"][0] == SIZE
     assert all(mine + its == 2 * SIZE for mine, its in zip(fast["sizes"], slow["sizes"], strict=True))
