@@ -7,6 +7,8 @@ from contextlib import closing, contextmanager
 from functools import partial
 
 import polars  # noqa: F401  # sets an environment variable when it is first imported
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -142,6 +144,17 @@ def test_slow_mixed_precision_is_warned_of(inputs, precision, dtypes, warnings, 
     with caplog.at_level("WARNING", "dlrm"):
         build(inputs(f"train.precision={precision}"), StopSignal())
     assert sum("train.precision=fp32 is faster" in record.message for record in caplog.records) == warnings
+
+
+def test_dynamic_batching_on_a_gpu_is_refused(inputs):
+    of_gpu = replace(inputs("train.batching=dynamic"), device=torch.device("cuda"))
+    with pytest.raises(ValueError, match="does not see how long a GPU"):
+        build(of_gpu, StopSignal())
+
+
+def test_dynamic_batching_of_one_rank_alone_changes_nothing(inputs):
+    trainer = build(inputs("train.batching=dynamic"), StopSignal())
+    assert trainer.batching is None
 
 
 def test_a_run_folder_that_cannot_be_made_is_a_mistake_on_all_ranks(inputs, tmp_path):
