@@ -91,7 +91,7 @@ from dlrm.config.schema import Config, ShardingConfig
             "priority overlaps with the next forward pass itself.* set comm.exchange=dense",
         ),
         (["train.pipeline=delayed", "comm.exchange=selsync"], "selsync averages parameters"),
-        (["train.batching=dynamic", "comm.exchange=selsync"], "selsync averages parameters, where batches of"),
+        (["train.batching=dynamic", "comm.exchange=selsync"], "selsync averages parameters, where"),
         (["train.batching=dynamic", "comm.exchange=priority"], "priority waits .* choose another one"),
         (["train.batching=dynamic", "train.pipeline=waves"], "choose none, ids, prefetch or auto"),
         (["train.batching=dynamic", "train.pipeline=delayed"], "choose none, ids, prefetch or auto"),

@@ -4,11 +4,10 @@ import json
 import re
 import shutil
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 
 import polars  # noqa: F401  # sets an environment variable when it is first imported
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.distributed as dist
