@@ -6,7 +6,7 @@ sample, `ranks`, and `days` of data. At each point the same training runs under 
 `cpr.PartialRecovery` and once with full saves and loads by `torch.distributed.checkpoint` (DCP): a start,
 steps, a save during training, kill -9 of a worker; with CPR also a row save of 1/8 of the rows, a lost node
 (kill -9 with the worker's shared memory), and a start from the save. An interrupted command continues where
-it stopped. Figures:
+it stopped, and with `--keep` after a commit, too. Figures:
 
 - `growth_exponent_METRIC_AXIS`: exponent of a power law through the points, with `..._low` and `..._high`,
   the least and greatest between neighbouring points; `growth_exponent_rival_METRIC_AXIS`: of DCP's. Metrics
@@ -39,7 +39,11 @@ SCRATCH: Final = Path("runs") / "growth"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    options = experiment_parser(__doc__).parse_args(arguments)
+    parser = experiment_parser(__doc__)
+    parser.add_argument(
+        "--keep", action="store_true", help="keep rows that an earlier commit has measured; each names it"
+    )
+    options = parser.parse_args(arguments)
     points, days = AXES, DAYS
     if options.quick:
         small = replace(BASE, steps_before=2, global_batch_size=64)
@@ -47,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         days = DAYS[:2]
     config = {"points": [asdict(point) for point in points], "days": days}
     record = Record("growth", config, seeds=[BASE.seed], quick=options.quick)
+    if options.keep:
+        record.keep(lambda _: True)
     scratch = QUICK / "growth" if options.quick else SCRATCH
     for number, point in enumerate(points):
         record.measure(point.key, partial(measure, point, scratch, number))
