@@ -112,6 +112,7 @@ def test_the_best_state_is_kept_and_evaluated(capsys):
         (command("dlrm/comm/README.md", "comm.exchange=auto"), NARROW),
         (command("dlrm/comm/README.md", "sharding.data_parallel_gradients=rows"), NARROW),
         (command("dlrm/models/README.md", "examples/minimal.toml"), FEW_STEPS),
+        (command("dlrm/README.md", "train.batching=dynamic"), FEW_STEPS),
     ],
 )
 def test_runs_with_other_settings(words, more):
