@@ -277,7 +277,9 @@ class Trainer:
             learning_rates=self.optimizers.learning_rates,
         )
         self.telemetry.lap("recording")
-        self.session.step()
+        # it may wait for the save before, after which SIGTERM is to be answered with a save, too
+        with self.stop.extended(self.session.leaving_takes):
+            self.session.step()
         if self._is_logged(self.steps_done):
             self._record_costs()
         self.telemetry.lap("saving")

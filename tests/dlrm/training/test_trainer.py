@@ -391,6 +391,24 @@ def test_a_signal_of_another_rank_ends_the_evaluation_here_too(make_trainer, mon
     assert saved == ([1] if saves else [])
 
 
+def test_sigterm_while_training_waits_for_the_save_before_is_answered_with_a_save(make_trainer):
+    """The wait takes longer than the grace of a step."""
+    with StopSignal(grace=timedelta(seconds=0.1)) as stop:
+        trainer = make_trainer(stop)
+        saved = saving(trainer)
+
+        def wait():
+            if trainer.steps_done == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.5)
+
+        trainer.session.step, trainer.session.leaving_takes = wait, timedelta(seconds=30)
+        with pytest.raises(StopRequested):
+            trainer.train()
+    assert trainer.telemetry.steps() == [1, 2, 3]
+    assert saved == [3]
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_sigterm_lets_the_final_save_complete_and_ctrl_c_does_not(make_trainer, signum):
     finished = []
