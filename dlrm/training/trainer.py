@@ -34,8 +34,8 @@ from dlrm.training.best import Selection
 logger = logging.getLogger(__name__)
 
 NUM_SCALARS = 4
-"""Scalars reduced with the gradients: loss, finite check, stop flag, stop-at-once flag; and those of
-`DynamicBatching`."""
+"""Scalars reduced with the gradients: loss, finite check, stop flag, stop-at-once flag; those of
+`DynamicBatching` follow them."""
 
 
 ADVICE = (
@@ -271,7 +271,7 @@ class Trainer:
         self.telemetry.step(
             step=self.steps_done,
             samples=self.samples_done,
-            loss=loss / batch.weight,
+            loss=loss if batch.weight == 1 else loss / batch.weight,
             logits=logits,
             labels=batch.labels,
             learning_rates=self.optimizers.learning_rates,

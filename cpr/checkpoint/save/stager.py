@@ -12,8 +12,8 @@ the training threads of the ranks wait for it or for each other.
 """
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event, Thread
@@ -44,6 +44,13 @@ class _Job:
     """Set when copying must stop."""
     is_waited_for: Event = field(default_factory=Event)
     """Set while training waits, for which a rolling save stops copying in this step."""
+
+    @contextmanager
+    def blocking(self) -> Iterator[None]:
+        """Count the time of the block as time for which training waits."""
+        began = time.perf_counter()
+        yield
+        self.save.blocked_s += time.perf_counter() - began
 
     @property
     def is_copied(self) -> bool:
@@ -83,7 +90,8 @@ class Stager:
 
         if job.snapshot.is_urgent:
             job.is_waited_for.set()
-            self._copy_here(job, step, enough_here, is_rolling=True)
+            with job.blocking():
+                self._copy(job, step, enough_here, is_rolling=True)
         if self._job is job and not job.snapshot.is_urgent:
             copy = partial(self._copy, job, step, enough_in_background, is_rolling=True)
             self._start(job, copy, is_gentle=True)
@@ -92,7 +100,8 @@ class Stager:
         """Copy urgent rows now, and the others in a background thread."""
         assert self._job is not None
         snapshot = self._job.snapshot
-        self._copy_here(self._job, step, lambda _: not snapshot.is_urgent, deadline=deadline)
+        with self._job.blocking():
+            self._copy(self._job, step, lambda _: not snapshot.is_urgent, deadline=deadline)
         if (job := self._job) is not None:
             self._start(job, partial(self._copy, job, step, _never, deadline=deadline))
 
@@ -114,21 +123,21 @@ class Stager:
         """Wait until the background thread has stopped reading tables; called before they change."""
         if self._background is None:
             return
-        began = time.perf_counter()
         thread, job = self._background
-        job.is_waited_for.set()
-        thread.join(seconds_left(deadline))
-        if thread.is_alive():
-            _run_out(job)
-            thread.join()
-        self._background = None
-        job.save.blocked_s += time.perf_counter() - began
+        with job.blocking():
+            job.is_waited_for.set()
+            thread.join(seconds_left(deadline))
+            if thread.is_alive():
+                _run_out(job)
+                thread.join()
+            self._background = None
 
     def finish(self, step: int, deadline: float | None = None) -> None:
         """Copy all remaining rows, or wait for that."""
         self.settle(deadline)
         if self._job is not None:
-            self._copy_here(self._job, step, _never, deadline=deadline)
+            with self._job.blocking():
+                self._copy(self._job, step, _never, deadline=deadline)
 
     def give_up(self) -> None:
         """Stop copying; the present save fails."""
@@ -138,19 +147,6 @@ class Stager:
         self.settle()
         if job is not None:
             self._end(job)
-
-    def _copy_here(
-        self,
-        job: _Job,
-        step: int,
-        enough: Enough,
-        *,
-        is_rolling: bool = False,
-        deadline: float | None = None,
-    ) -> None:
-        began = time.perf_counter()
-        self._copy(job, step, enough, is_rolling=is_rolling, deadline=deadline)
-        job.save.blocked_s += time.perf_counter() - began
 
     def _copy(
         self,
