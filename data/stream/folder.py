@@ -1,0 +1,324 @@
+"""A folder in which files arrive, as a stream.
+
+Files are read in the order in which they were written. Each row group of a Parquet file, and each file of
+another format, belongs to one of 64 partitions, so that ranks share the work and each reads files of its own.
+"""
+
+import logging
+import time
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pyarrow import fs
+
+from data.convert.read.files import format_of, input_file
+from data.criteo import COLUMN_NAMES, PREPARE
+from data.dataset import DatasetManifest, without_password
+from data.jobs.location import Location
+from data.prepare.parse.columns import vet
+from data.stream.records import LONGEST_REASON, RecordReader
+from data.stream.source import Checked, Fetched, Place
+from data.text.content import open_content
+from data.text.streams import LineReader
+
+logger = logging.getLogger(__name__)
+
+NUM_PARTITIONS: Final = 64
+SETTLE_S: Final = 3.0
+"""Age of a file from which it is read: until then it may be written to, and others may appear that were
+written before it."""
+LIST_EVERY_S: Final = 1.0
+PATIENCE_S: Final = 60.0
+"""Time for which a file that cannot be read is tried again."""
+BLOCK_BYTES: Final = 1 << 18
+CRITEO: Final = "criteo"
+"""Format of files without a known ending, where the data set was made of Criteo's logs."""
+_CRITEO_SCHEMA: Final = dict.fromkeys(COLUMN_NAMES, pl.String)
+
+
+class _Block(NamedTuple):
+    """Consecutive records of a file that is no Parquet."""
+
+    frame: pl.DataFrame
+    records: NDArray[np.int64]
+    """Numbers of the frame's rows, from 0."""
+    end: int
+    """Number of the record after the block."""
+    bad: dict[int, str]
+
+
+@dataclass
+class _Partition:
+    """The units of a partition in order."""
+
+    units: list[str] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """Records of all units up to each."""
+    reached: str = ""
+    """The unit that was read last."""
+
+    def add(self, unit: str, num_records: int) -> None:
+        at = bisect_left(self.units, unit)
+        sizes = [end - begin for begin, end in zip([0, *self.ends], self.ends, strict=False)]
+        self.units.insert(at, unit)
+        if at == len(sizes):
+            self.ends.append((self.ends[-1] if self.ends else 0) + num_records)
+        else:
+            self.ends = list(accumulate([*sizes[:at], num_records, *sizes[at:]]))
+
+    def before(self, place: Place) -> int:
+        """Records before a place."""
+        at = bisect_left(self.units, place.unit)
+        begin = self.ends[at - 1] if at else 0
+        if at < len(self.units) and self.units[at] == place.unit:
+            return min(begin + place.record, self.ends[at])
+        return begin
+
+    def at(self, number: int) -> tuple[Place, int]:
+        """Place of a record by its number, and the end of its unit; there must be one."""
+        unit = int(np.searchsorted(self.ends, number, side="right"))
+        begin = self.ends[unit - 1] if unit else 0
+        return Place(self.units[unit], number - begin), self.ends[unit] - begin
+
+    @property
+    def num_records(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+
+class FolderStream:
+    """Records of files that arrive in a folder, on any pyarrow filesystem.
+
+    A file is Parquet, CSV, TSV or JSON lines (these compressed or not), or one of Criteo's logs; its columns
+    are those of the data set, or of the raw rows that it was made of. Names that begin with a dot or an
+    underscore, and those that end in `.tmp`, are passed over.
+
+    Args:
+        uri: the folder, which may not exist yet.
+        manifest: of the data set.
+        dataset: its URI.
+        now: the time in seconds.
+    """
+
+    def __init__(
+        self, uri: str, manifest: DatasetManifest, dataset: str, now: Callable[[], float] = time.time
+    ) -> None:
+        self._folder, self._now = Location.of(uri).absolute(), now
+        self._records = RecordReader(dataset, manifest)
+        self._is_criteo = manifest.provenance.get("maker") == PREPARE
+        self.partitions = tuple(f"{number:02d}" for number in range(NUM_PARTITIONS))
+        self.identity = f"folder {without_password(uri).rstrip('/').rpartition('/')[2]}"
+        self._by_name = {name: _Partition() for name in self.partitions}
+        self._known: set[tuple[str, int]] = set()
+        self._formats: dict[str, str] = {}
+        self._listed_s = self._warned_s = -np.inf
+        self._is_first = True
+        self._failing: tuple[str, float] | None = None
+        self._table: tuple[str, pa.Table] | None = None
+        self._text: tuple[Place, Iterator[_Block]] | None = None
+
+    def fetch(self, places: Mapping[str, Place], at_most: int) -> Fetched | None:
+        """Read records of the oldest file; see `StreamSource.fetch`."""
+        self._list()
+        found = [
+            (*partition.at(number), name)
+            for name, place in places.items()
+            if (number := (partition := self._by_name[name]).before(place)) < partition.num_records
+        ]
+        if not found:
+            return None
+        place, size, name = min(found)
+        self._by_name[name].reached = place.unit
+        end = min(place.record + at_most, size)
+        try:
+            checked, end = self._read(place, end)
+        except (pa.ArrowException, OSError, ValueError, pl.exceptions.PolarsError) as error:
+            if self._may_recover(place.unit, error):
+                return None
+            logger.error("%s cannot be read, and is left out: %s", self._file(place.unit), error)
+            left = dict.fromkeys(range(place.record, size), str(error)[:LONGEST_REASON])
+            checked, end = Checked(rows=None, records=np.empty(0, np.int64), bad=left), size
+        self._failing = None
+        arrived_s = int(place.unit.partition(" ")[0]) / 1e9
+        return Fetched(partition=name, begin=place, end=end, checked=checked, arrived_s=arrived_s)
+
+    def waiting(self, partition: str, place: Place) -> int:
+        """Records from `place` on that have come."""
+        of = self._by_name[partition]
+        return of.num_records - of.before(place)
+
+    def skip(self, partition: str, place: Place, count: int) -> tuple[Place, int]:
+        """The place after the next records; see `StreamSource.skip`."""
+        of = self._by_name[partition]
+        begin = of.before(place)
+        end = min(begin + count, of.num_records)
+        if end == begin:
+            return place, 0
+        last, _ = of.at(end - 1)
+        return Place(last.unit, last.record + 1), end - begin
+
+    def close(self) -> None:
+        """Close the file that is being read."""
+        self._table = self._text = None
+
+    def _list(self) -> None:
+        """Find new files."""
+        if time.monotonic() - self._listed_s < LIST_EVERY_S:
+            return
+        self._listed_s = time.monotonic()
+        selector = fs.FileSelector(self._folder.path, allow_not_found=True, recursive=True)
+        try:
+            infos = self._folder.filesystem.get_file_info(selector)
+        except OSError as error:
+            if time.monotonic() - self._warned_s >= PATIENCE_S:
+                self._warned_s = time.monotonic()
+                logger.warning("%s cannot be listed, and is tried again: %s", self._folder, error)
+            return
+        start = len(self._folder.path.rstrip("/")) + 1
+        files = [(info.mtime_ns, info.path[start:]) for info in infos if info.is_file]
+        for written_ns, path in sorted(files):
+            is_settled = written_ns / 1e9 <= self._now() - SETTLE_S
+            if is_settled and (path, written_ns) not in self._known and not _is_passed_over(path):
+                try:
+                    self._add(path, written_ns)
+                except OSError as error:
+                    if self._now() - written_ns / 1e9 < PATIENCE_S:
+                        continue  # perhaps a store that cannot be reached for a moment
+                    logger.error("%s/%s cannot be read, and is left out: %s", self._folder, path, error)
+                except (pa.ArrowException, ValueError, pl.exceptions.PolarsError) as error:
+                    logger.error("%s/%s is left out: %s", self._folder, path, error)
+                self._known.add((path, written_ns))
+        self._is_first = False
+
+    def _add(self, path: str, written_ns: int) -> None:
+        """Add a file's units to their partitions."""
+        place = self._folder / path
+        for group, num_records in enumerate(self._sizes(place, path)):
+            unit = f"{written_ns:020d} {path}#{group:06d}"
+            partition = self._by_name[self.partitions[(zlib.crc32(path.encode()) + group) % NUM_PARTITIONS]]
+            if not self._is_first and unit < partition.reached:
+                logger.warning(
+                    "%s is not trained: it was written before files that were trained already; to have it "
+                    "trained, give it the present time (`touch`)",
+                    place,
+                )
+                return
+            if num_records:
+                partition.add(unit, num_records)
+
+    def _sizes(self, place: Location, path: str) -> Sequence[int]:
+        """Records of each unit of a file."""
+        try:
+            kind = format_of(place)
+        except ValueError:
+            if not self._is_criteo:
+                raise
+            kind = CRITEO
+        self._formats[path] = kind
+        if kind == "parquet":
+            with place.open() as stream:
+                metadata = pq.ParquetFile(stream).metadata
+            return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        *_, last = [0, *(block.end for block in self._blocks(path, 0))]
+        return [last]
+
+    def _read(self, place: Place, end: int) -> tuple[Checked, int]:
+        """Read records of a unit up to about `end`; with the number of the record after them."""
+        path, group = _path_of(place.unit)
+        name = str(self._folder / path)
+        if self._formats[path] != "parquet":
+            block = self._next_block(place, path)
+            checked = self._records.of_frame(block.frame, block.records, name)
+            return replace(checked, bad={**block.bad, **checked.bad}), block.end
+        table = self._group(place.unit, path, group)[place.record : end]
+        records = np.arange(place.record, end)
+        if self._records.is_encoded(table.column_names):
+            return self._records.of_table(table, records, name), end
+        frame = pl.from_arrow(table)
+        assert isinstance(frame, pl.DataFrame)
+        return self._records.of_frame(frame, records, name), end
+
+    def _group(self, unit: str, path: str, group: int) -> pa.Table:
+        """A row group, of which all is read before the next one."""
+        if self._table is None or self._table[0] != unit:
+            self._table = None
+            with (self._folder / path).open() as stream:
+                table = pq.ParquetFile(stream, page_checksum_verification=True).read_row_group(group)
+            self._table = unit, table
+        return self._table[1]
+
+    def _next_block(self, place: Place, path: str) -> _Block:
+        """The block of a file that begins at `place`; goes on where the one before has ended."""
+        if self._text is None or self._text[0] != place:
+            self._text = place, self._blocks(path, place.record)
+        block = next(self._text[1])
+        self._text = Place(place.unit, block.end), self._text[1]
+        return block
+
+    def _blocks(self, path: str, skipped: int) -> Iterator[_Block]:
+        """Records of a file after the first `skipped` ones."""
+        place = self._folder / path
+        if self._formats[path] == CRITEO:
+            yield from _criteo_blocks(place, skipped)
+            return
+        file = input_file(place, path, self._records.raw_columns)
+        for block in file.blocks(self._records.raw_columns, skipped, BLOCK_BYTES):
+            bad = {each.row - 1: each.reason for each in block.bad}
+            end = 1 + max([*(block.rows - 1)[-1:].tolist(), *bad])
+            yield _Block(block.frame, block.rows - 1, end, bad)
+
+    def _may_recover(self, unit: str, error: Exception) -> bool:
+        """Whether a file that could not be read is to be tried again."""
+        if isinstance(error, FileNotFoundError) or not isinstance(error, OSError):
+            return False
+        since = self._failing[1] if self._failing and self._failing[0] == unit else time.monotonic()
+        if self._failing is None or self._failing[0] != unit:
+            logger.warning("%s cannot be read, and is tried again: %s", self._file(unit), error)
+        self._failing = unit, since
+        return time.monotonic() - since < PATIENCE_S
+
+    def _file(self, unit: str) -> Location:
+        return self._folder / _path_of(unit)[0]
+
+
+def _criteo_blocks(place: Location, skipped: int) -> Iterator[_Block]:
+    """Lines of one of Criteo's logs after the first `skipped` ones."""
+    with closing(open_content(place, [0])) as content:
+        number = 0
+        for text in LineReader(content, 0, BLOCK_BYTES).blocks(lambda: None):
+            good, bad_lines = vet(text.replace(b"\r\n", b"\n"))
+            bad = {number + line.index: line.reason for line in bad_lines}
+            num_lines = good.count(b"\n") + len(bad)
+            records = np.delete(np.arange(number, number + num_lines), [each - number for each in bad])
+            number += num_lines
+            if number <= skipped:
+                continue
+            frame = (
+                pl.read_csv(good, has_header=False, separator="\t", quote_char=None, schema=_CRITEO_SCHEMA)
+                if len(records)
+                else pl.DataFrame(schema=_CRITEO_SCHEMA)
+            )
+            left = records >= skipped
+            bad = {each: reason for each, reason in bad.items() if each >= skipped}
+            yield _Block(frame.filter(pl.Series(left)), records[left], number, bad)
+
+
+def _path_of(unit: str) -> tuple[str, int]:
+    """Path of a unit's file, and its number in it."""
+    path, _, number = unit.partition(" ")[2].rpartition("#")
+    return path, int(number)
+
+
+def _is_passed_over(path: str) -> bool:
+    """Whether a name is that of a file that is being written, or of bookkeeping."""
+    parts = path.split("/")
+    return any(part.startswith((".", "_")) for part in parts) or parts[-1].endswith(".tmp")

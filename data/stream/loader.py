@@ -1,0 +1,302 @@
+"""The data loader of a stream: batches of what has come to each rank, with an exact position."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from data.batch import Batch
+from data.dataset import DatasetManifest
+from data.loader.assemble import Assembler
+from data.loader.background import FeedClosedError
+from data.loader.columns import Column, Rows
+from data.loader.loader import LoaderConfig
+from data.loader.order import Window
+from data.stream.agreement import Offer, PartitionState, Rules, decide, limits
+from data.stream.reader import POLL_S, PartitionReader, ReaderConfig
+from data.stream.source import StreamSource
+
+logger = logging.getLogger(__name__)
+
+STATE_VERSION: Final = 1
+AHEAD_STEPS: Final = 2
+"""Global batches that a rank reads ahead: it may have to train all records of a step."""
+CHUNK_STEPS: Final = 0.25
+QUIET_S: Final = 60.0
+"""Seconds without a step after which that is logged."""
+
+Share = Callable[[Offer], Sequence[Offer]]
+"""Gives the offers of all ranks, by rank; all ranks call it together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamFigures:
+    """How a stream was doing before a step, over all ranks."""
+
+    waiting: int
+    """Records that have come and were not trained."""
+    lag_s: float
+    """Age of the oldest record of the step."""
+    trained: int
+    """Records so far."""
+    left_out: int
+    """Records that the limit on waiting ones has left out."""
+    bad: int
+    """Records that could not be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Agreed:
+    """A step that all ranks will train."""
+
+    batch: Batch
+    num_samples: int
+    states: dict[str, PartitionState]
+    waiting: int
+    lag_s: float
+
+
+class StreamLoader:
+    """Batches of one rank from a stream; has the methods of `data.loader.DataLoader`, and one endless epoch.
+
+    A step has `rules.global_batch` records over all ranks, or fewer if no more come in time.
+    Each record has the weight that it would have in a full step. A rank to which nothing has come gets a
+    batch of one sample without ids, which has no weight.
+
+    Args:
+        source: the stream; closed with the loader.
+        manifest: columns of the records, and their tables.
+        config: of which the batch size counts, the mean of all ranks.
+        rules: when a step begins, and when the stream ends.
+        backlog: records of one rank that may wait; 0: any number.
+        policy: what is kept if more wait, one of `data.stream.backlog.POLICIES`.
+        rank: this rank.
+        world_size: number of ranks.
+        share: exchanges the offers of ranks.
+
+    Raises:
+        ValueError: there are more ranks than partitions.
+    """
+
+    def __init__(
+        self,
+        source: StreamSource,
+        manifest: DatasetManifest,
+        config: LoaderConfig,
+        rules: Rules,
+        *,
+        backlog: int = 0,
+        policy: str = "newest",
+        rank: int = 0,
+        world_size: int = 1,
+        share: Share = lambda offer: [offer],
+    ) -> None:
+        if world_size > len(source.partitions):
+            raise ValueError(
+                f"the stream has {len(source.partitions)} partitions, and each of {world_size} ranks reads "
+                "some of its own: start fewer ranks, or give the topic more partitions"
+            )
+        self.manifest, self.config = manifest, config
+        self.while_waiting: Callable[[], None] = lambda: None
+        """Called again and again, on all ranks together, while nothing comes; may raise to stop."""
+        self._source, self._rules, self._share = source, rules, share
+        self._rank, self._world_size = rank, world_size
+        self._reading = ReaderConfig(
+            ahead=AHEAD_STEPS * rules.global_batch,
+            chunk=max(1, int(CHUNK_STEPS * rules.global_batch)),
+            backlog=backlog,
+            policy=policy,
+            seed=config.seed,
+        )
+        self._states = {name: PartitionState() for name in source.partitions}
+        self._assembler = Assembler(
+            [feature.name for feature in manifest.features], config.batch_size, pin_memory=False
+        )
+        self._reader: PartitionReader | None = None
+        self._agreed: deque[_Agreed] = deque()
+        self._limits = limits([_NOTHING] * world_size, rules.global_batch)
+        self._is_over = self._is_closed = False
+        self._last: _Agreed | None = None
+
+    def __len__(self) -> int:
+        """Raises, as nobody knows.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a stream has no length")
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches as records come, to the end of the stream.
+
+        Raises:
+            ValueError: the stream is not what the manifest describes.
+            FeedClosedError: the loader was closed.
+        """
+        self._restart()
+        quiet_since = time.monotonic()
+        while True:
+            while not (self._agreed or self._is_over or self._agree()):
+                self.while_waiting()
+                if time.monotonic() - quiet_since >= QUIET_S:
+                    quiet_since = time.monotonic()
+                    if self._rank == 0:
+                        logger.info("no records have come for a step for %.0f s: waiting", QUIET_S)
+                time.sleep(POLL_S)
+            if not self._agreed:
+                return
+            self._last = agreed = self._agreed.popleft()
+            self._states.update(agreed.states)
+            yield agreed.batch
+            quiet_since = time.monotonic()
+
+    def upcoming(self, count: int) -> list[Batch]:
+        """The next batches, at most `count`, whose records have come; all ranks call it alike."""
+        while len(self._agreed) < count and not self._is_over and self._agree():
+            pass
+        return [agreed.batch for agreed in list(self._agreed)[:count]]
+
+    @property
+    def epoch(self) -> int:
+        """1 at the end of the stream, else 0."""
+        return int(self._is_over and not self._agreed)
+
+    @property
+    def steps_left(self) -> int:
+        """0 at the end of the stream, else 1 or more."""
+        return 1 - self.epoch
+
+    @property
+    def step_samples(self) -> int:
+        """Samples of all ranks in the step of the newest batch."""
+        return 0 if self._last is None else self._last.num_samples
+
+    @property
+    def figures(self) -> StreamFigures | None:
+        """How the stream was doing before the newest batch; None before the first."""
+        if self._last is None:
+            return None
+        states = self._states.values()
+        return StreamFigures(
+            waiting=self._last.waiting,
+            lag_s=self._last.lag_s,
+            trained=sum(each.trained for each in states),
+            left_out=sum(each.left_out for each in states),
+            bad=sum(each.bad for each in states),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position after the last yielded batch, equal on all ranks and ready for JSON."""
+        return {
+            "version": STATE_VERSION,
+            "stream": self._source.identity,
+            "partitions": {name: state.to_json() for name, state in sorted(self._states.items())},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at a position, also one of another world size or batch size.
+
+        Raises:
+            ValueError: the position belongs to another stream, or to partitions that are gone.
+        """
+        known = {"version": STATE_VERSION, "stream": self._source.identity}
+        for name, mine in known.items():
+            if state.get(name) != mine:
+                raise ValueError(
+                    f"this data position has {name} {state.get(name)!r}, but the loader has {mine!r}: resume "
+                    "with the stream of the run that saved it, or begin a new run (dlrm.train --warm-start "
+                    "RUN_FOLDER: with the model of that one)"
+                )
+        if gone := sorted({*state["partitions"]} - {*self._source.partitions}):
+            raise ValueError(f"the stream has no partition {gone[0]} any more, which the saved position has")
+        self._stop()
+        saved = {name: PartitionState.from_json(each) for name, each in state["partitions"].items()}
+        self._states = {name: saved.get(name, PartitionState()) for name in self._source.partitions}
+        self._is_over = False
+
+    def close(self) -> None:
+        """Stop the background thread and close the stream."""
+        self._is_closed = True
+        self._stop()
+        self._source.close()
+
+    def _restart(self) -> None:
+        """Read on from the position, and forget what was agreed on."""
+        self._stop()
+        own = self._source.partitions[self._rank :: self._world_size]
+        self._reader = PartitionReader(
+            self._source, {name: self._states[name] for name in own}, self._reading
+        )
+        self._reader.start()
+
+    def _stop(self) -> None:
+        self._agreed.clear()
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _agree(self) -> bool:
+        """Agree with all ranks whether one more step can be trained; if so it is the next one."""
+        if self._reader is None or self._is_closed:
+            raise FeedClosedError("the loader of the stream was closed while it was in use")
+        offers = self._share(self._reader.offer(self._limits[self._rank]))
+        decision = decide(offers, self._rules)
+        self._limits = limits(offers, self._rules.global_batch)
+        self._is_over = decision == "end"
+        if decision != "train":
+            return False
+        states: dict[str, PartitionState] = {}
+        for offer in offers:
+            states |= offer.states
+        self._agreed.append(
+            _Agreed(
+                batch=self._batch(self._reader.take(offers[self._rank].size)),
+                num_samples=sum(offer.size for offer in offers),
+                states=states,
+                waiting=sum(offer.waiting for offer in offers),
+                lag_s=max(offer.lag_s for offer in offers),
+            )
+        )
+        return True
+
+    def _batch(self, pieces: Sequence[Rows]) -> Batch:
+        size = sum(len(piece.label) for piece in pieces)
+        order = np.arange(max(size, 1))
+        window = Window(rows=order, order=order, batch_size=len(order), num_valid=size)
+        batch = self._assembler.batches(pieces or [self._no_rows()], window)[0]
+        if not size:
+            batch.weight = 0.0
+        return batch
+
+    def _no_rows(self) -> Rows:
+        """A sample without ids, for a rank that has none: exchanges need as many batches on all ranks."""
+        none, offsets = np.empty(0, np.int64), np.zeros(2, np.int64)
+        features = self.manifest.features
+        return Rows(
+            label=Column(np.zeros(1, np.float32)),
+            dense=tuple(Column(np.zeros(1, np.float32)) for _ in self.manifest.dense),
+            ids=tuple(Column(none, offsets) for _ in features),
+            weights=tuple(
+                Column(none.astype(np.float32), offsets) if feature.weights else None for feature in features
+            ),
+        )
+
+
+_NOTHING: Final = Offer(size=0, waiting=0, waited_s=0.0, idle_s=0.0, lag_s=0.0)
+
+
+def share_by(group_size: int) -> Share:
+    """Share offers by `torch.distributed`."""
+
+    def share(offer: Offer) -> Sequence[Offer]:
+        offers: list[Any] = [offer] * group_size
+        if group_size > 1:
+            torch.distributed.all_gather_object(offers, offer)
+        return offers
+
+    return share

@@ -1,0 +1,237 @@
+"""Reads the partitions of one rank ahead, in a background thread, and offers their records in order."""
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.loader.background import Background
+from data.loader.columns import Rows
+from data.stream.agreement import Offer, PartitionState
+from data.stream.backlog import POLICIES, after, chosen, num_kept, shares_of
+from data.stream.source import Fetched, Place, StreamSource
+
+logger = logging.getLogger(__name__)
+
+POLL_S: Final = 0.05
+"""Pause of the thread when nothing has come, or enough is read."""
+CLOSE_S: Final = 5.0
+BAD_SHARE: Final = 0.1
+"""More bad records than this end the run: the stream is not what the schema says."""
+JUDGED: Final = 1000
+"""Records after which that is judged."""
+ROOM: Final = 0.9
+"""Share of the limit to which waiting records are cut, so that not each new one is a cut of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderConfig:
+    """Limits of what a rank reads ahead and lets wait."""
+
+    ahead: int
+    """Records that are read ahead, at least, if so many have come."""
+    chunk: int
+    """Records that are read at once, at most."""
+    backlog: int = 0
+    """Records that may wait; 0: any number, which stay where the stream keeps them."""
+    policy: str = "newest"
+    """What is kept if more wait, one of `POLICIES`."""
+    seed: int = 0
+    """Of `sample`."""
+
+
+@dataclass
+class _Chunk:
+    """Records that were read and are not all taken."""
+
+    fetched: Fetched
+    state: PartitionState
+    """Of the partition before the chunk."""
+    kept: NDArray[np.int64]
+    """Positions in the fetched rows of those that are trained."""
+    read_s: float
+    taken: int = 0
+    """Of `kept`."""
+
+    @property
+    def num_left(self) -> int:
+        return len(self.kept) - self.taken
+
+    def state_after(self, num_taken: int) -> PartitionState:
+        """State of the partition once so many of `kept` are trained, up to the next of them."""
+        fetched, state = self.fetched, self.state
+        is_whole = num_taken == len(self.kept)
+        end = fetched.end if is_whole else int(fetched.checked.records[self.kept[num_taken]])
+        done = end - state.place.record
+        num_bad = sum(record < end for record in fetched.checked.bad)
+        return replace(
+            state,
+            place=Place(state.place.unit, end),
+            stretches=after(state.stretches, done),
+            trained=state.trained + num_taken,
+            left_out=state.left_out + done - num_taken - num_bad,
+            bad=state.bad + num_bad,
+        )
+
+
+class PartitionReader:
+    """Reads some partitions of a stream ahead.
+
+    Args:
+        source: the stream.
+        states: of the partitions to read.
+        config: how much.
+    """
+
+    def __init__(
+        self, source: StreamSource, states: Mapping[str, PartitionState], config: ReaderConfig
+    ) -> None:
+        self._source, self._config = source, config
+        self._states = dict(states)
+        """After all that was read; the thread's own."""
+        self._chunks: deque[_Chunk] = deque()
+        # each of these is written by one thread, and deques are safe: no lock that a signal could find taken
+        self._num_read = self._num_taken = self._unread = 0
+        self._newest_s = time.monotonic()
+        self._records, self._bad = 0, Counter[str]()
+        self._background = Background("stream-reader")
+        self._running: Future[None] | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._running = self._background.submit(self._run)
+
+    def offer(self, limit: int) -> Offer:
+        """Offer at most `limit` records.
+
+        Raises:
+            BaseException: what reading has raised.
+        """
+        if self._running is not None and self._running.done():
+            self._running.result()
+        now, left = time.monotonic(), limit
+        states: dict[str, PartitionState] = {}
+        first: _Chunk | None = None
+        for chunk in list(self._chunks):
+            if left == 0:
+                break
+            first = first or chunk
+            num = min(left, chunk.num_left)
+            left -= num
+            states[chunk.fetched.partition] = chunk.state_after(chunk.taken + num)
+        buffered = self._num_read - self._num_taken
+        return Offer(
+            size=limit - left,
+            waiting=buffered + self._unread,
+            waited_s=now - first.read_s if first else 0.0,
+            idle_s=now - self._newest_s,
+            lag_s=max(0.0, time.time() - first.fetched.arrived_s) if first else 0.0,
+            states=states,
+        )
+
+    def take(self, size: int) -> list[Rows]:
+        """Take the first `size` of the offered records."""
+        pieces: list[Rows] = []
+        self._num_taken += size
+        while size:
+            chunk = self._chunks[0]
+            num = min(size, chunk.num_left)
+            size -= num
+            rows = chunk.fetched.checked.rows
+            assert rows is not None, "records are offered only if there are rows"
+            pieces.append(rows.pick(chunk.kept[chunk.taken : chunk.taken + num]))
+            chunk.taken += num
+            if not chunk.num_left:
+                self._chunks.popleft()
+        return pieces
+
+    def close(self) -> None:
+        """End the thread; safe to repeat."""
+        self._background.close(CLOSE_S)
+
+    def _run(self) -> None:
+        while not self._background.closed:
+            if not self.read_once():
+                time.sleep(POLL_S)
+
+    def read_once(self) -> bool:
+        """Read one chunk if there is room; whether any records had come. The thread does nothing else."""
+        self._count_unread()
+        if self._num_read - self._num_taken >= self._config.ahead:
+            return False
+        for partition in self._states:
+            self._skip(partition)
+        places = {name: state.place for name, state in self._states.items()}
+        fetched = self._source.fetch(places, self._config.chunk)
+        if fetched is None:
+            return False
+        self._judge(fetched)
+        state, begin = self._states[fetched.partition], fetched.begin
+        if begin.unit == state.place.unit and begin > state.place:  # those between were deleted there
+            gone = begin.record - state.place.record
+            left = after(state.stretches, gone)
+            state = replace(state, left_out=state.left_out + gone, stretches=left)
+        state = replace(state, place=begin)
+        key = f"{self._config.seed} {fetched.partition}"
+        is_kept = chosen(state.stretches, begin, fetched.end - begin.record, key)
+        kept = np.flatnonzero(is_kept[fetched.checked.records - begin.record])
+        chunk = _Chunk(fetched, state, kept, time.monotonic())
+        self._states[fetched.partition] = chunk.state_after(len(kept))
+        if len(kept):  # else what it leaves out is part of the state before the next chunk
+            self._chunks.append(chunk)
+            self._num_read += len(kept)
+        self._newest_s = time.monotonic()
+        return True
+
+    def _skip(self, partition: str) -> None:
+        """Skip records of which none is trained without reading them."""
+        state = self._states[partition]
+        if state.stretches and state.stretches[0].kept == 0:
+            place, skipped = self._source.skip(partition, state.place, state.stretches[0].length)
+            left = after(state.stretches, skipped)
+            self._states[partition] = replace(
+                state, place=place, stretches=left, left_out=state.left_out + skipped
+            )
+
+    def _count_unread(self) -> None:
+        """Count what has come and is not read, and cut it to what may wait."""
+        waiting = {name: self._source.waiting(name, state.place) for name, state in self._states.items()}
+        kept = {name: num_kept(self._states[name].stretches, each) for name, each in waiting.items()}
+        limit = self._config.backlog
+        if limit and sum(kept.values()) > limit:
+            policy = POLICIES[self._config.policy]
+            shares = shares_of(int(limit * ROOM), list(kept.values()))
+            for (name, state), share in zip(self._states.items(), shares, strict=True):
+                self._states[name] = replace(state, stretches=policy(state.stretches, waiting[name], share))
+                kept[name] = num_kept(self._states[name].stretches, waiting[name])
+        self._unread = sum(kept.values())
+
+    def _judge(self, fetched: Fetched) -> None:
+        """Log bad records, and refuse a stream that has too many."""
+        self._records += fetched.end - fetched.begin.record
+        for record, reason in fetched.checked.bad.items():
+            self._bad[reason] += 1
+            if str(self._bad[reason]).strip("0") == "1":  # the first, the tenth, the hundredth...
+                where = f"{fetched.begin.unit}, record" if fetched.begin.unit else "offset"
+                logger.warning(
+                    "partition %s, %s %d: left out (%d so far): %s",
+                    fetched.partition,
+                    where,
+                    record,
+                    self._bad[reason],
+                    reason,
+                )
+        num_bad = sum(self._bad.values())
+        if self._records >= JUDGED and num_bad > BAD_SHARE * self._records:
+            reason, _ = self._bad.most_common(1)[0]
+            raise ValueError(
+                f"{num_bad:,} of the first {self._records:,} records cannot be trained, most of them for "
+                f"this reason: {reason}. Is this the stream that the data set of data.uri describes? Correct "
+                "one of both, and resume the run"
+            )

@@ -1,0 +1,95 @@
+"""What a stream is: partitions whose records come one after the other and keep their places.
+
+`FolderStream` reads files as they arrive, `KafkaStream` a topic. `StreamLoader` makes batches of either.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.loader.columns import Rows
+
+
+class Place(NamedTuple):
+    """Where reading of a partition goes on; places of one partition are ordered as its records are."""
+
+    unit: str = ""
+    """File and row group; of Kafka, whose offsets count through the partition, empty."""
+    record: int = 0
+    """Number of the next record in the unit, from 0."""
+
+
+START: Final = Place()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """Records that were read and checked.
+
+    Attributes:
+        rows: those that can be trained, or None if there are none.
+        records: their numbers in the unit, ascending int64 `[n]`.
+        bad: why the others cannot, by their numbers.
+    """
+
+    rows: Rows | None
+    records: NDArray[np.int64]
+    bad: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """Consecutive records of one unit of a partition.
+
+    Attributes:
+        partition: which.
+        begin: place of the first.
+        end: number of the record after the last, in the same unit.
+        checked: what became of them.
+        arrived_s: when the first of them arrived, in seconds of Unix time.
+    """
+
+    partition: str
+    begin: Place
+    end: int
+    checked: Checked
+    arrived_s: float
+
+
+class StreamSource(Protocol):
+    """Gives the records of partitions, of which this rank reads some; one thread calls it at a time."""
+
+    @property
+    def identity(self) -> str:
+        """What a saved position belongs to; not where it is reached."""
+        ...
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """Names of all partitions, the same on all ranks while they train."""
+        ...
+
+    def fetch(self, places: Mapping[str, Place], at_most: int) -> Fetched | None:
+        """Read about `at_most` of the oldest records of some partitions, each from its place on.
+
+        Returns None if none has come; does not wait for any.
+
+        Raises:
+            ValueError: the stream cannot be read as the data set describes it; says what to change.
+        """
+        ...
+
+    def waiting(self, partition: str, place: Place) -> int:
+        """Records from `place` on that have come."""
+        ...
+
+    def skip(self, partition: str, place: Place, count: int) -> tuple[Place, int]:
+        """The place after the next `count` records, or after all that have come, and how many these are."""
+        ...
+
+    def close(self) -> None:
+        """Close files and connections."""
+        ...
