@@ -171,6 +171,11 @@ class DataLoader:
             self._start(self._reading)
 
     @property
+    def step_samples(self) -> int:
+        """Samples of all ranks in one step."""
+        return self._shape.global_batch
+
+    @property
     def epoch(self) -> int:
         """The epoch of the current position, from 0."""
         return self._epoch

@@ -19,13 +19,16 @@ def open_manifest(data: DataConfig) -> DatasetManifest:
         raise OSError(f"data.uri: {error}") from error
 
 
-def split_days(data: DataConfig, manifest: DatasetManifest) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Days to train on and days to evaluate on.
+def split_days(config: Config, manifest: DatasetManifest) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Days to train on, none if samples stream in, and days to evaluate on.
 
     Raises:
         ValueError: no training days are left.
     """
+    data = config.data
     test_days = data.test_days or manifest.days[-1:]
+    if config.stream.uri:
+        return (), test_days
     train_days = data.train_days or tuple(day for day in manifest.days if day not in set(test_days))
     if not train_days:
         raise ValueError(
@@ -35,16 +38,14 @@ def split_days(data: DataConfig, manifest: DatasetManifest) -> tuple[tuple[int, 
     return train_days, test_days
 
 
-def steps_in_epoch(data: DataConfig, manifest: DatasetManifest) -> int:
-    """Number of batches in one pass over the training days, as the loader counts them."""
-    train_days, _ = split_days(data, manifest)
-    return manifest.on_days(train_days).num_rows // data.global_batch_size
-
-
-def total_samples(config: Config, steps_in_epoch: int) -> int:
-    """Samples that the whole run trains on, over all ranks."""
-    steps = steps_in_epoch * config.train.epochs
-    return min(steps, config.train.max_steps or steps) * config.data.global_batch_size
+def total_samples(config: Config, manifest: DatasetManifest) -> int | None:
+    """Samples that the whole run trains on, over all ranks; None: nobody knows, as they stream in."""
+    data, train = config.data, config.train
+    if config.stream.uri:
+        return train.max_steps * data.global_batch_size or None
+    train_days, _ = split_days(config, manifest)
+    steps = manifest.on_days(train_days).num_rows // data.global_batch_size * train.epochs
+    return min(steps, train.max_steps or steps) * data.global_batch_size
 
 
 def best_auc(test: DatasetManifest) -> float | None:

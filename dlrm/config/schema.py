@@ -14,6 +14,7 @@ from cpr.humanize import parse_duration
 from cpr.mirror.config import MirrorConfig
 from dlrm.comm.config import CommConfig
 from dlrm.config.goal import BUILT_IN, Goal
+from dlrm.config.stream import StreamConfig, check_stream
 from dlrm.config.table_optimizers import ROW_OPTIMIZERS
 
 DenseOptimizer = Literal["sgd", "adagrad", "adam", "lars", "lamb"]
@@ -599,6 +600,9 @@ class TrainConfig:
     batches, and the result of a step is that of one process but for rounding."""
     log_every_steps: int = 100
     """Steps between lines of metrics."""
+    progressive_steps: int = 0
+    """Steps of a window of progressive validation: AUC, log loss and calibration of the predictions that each
+    sample got before it was trained, over all ranks. 0: off."""
     run_folder: str = "runs"
     """Folder in which each run creates its own run folder."""
     warm_start: str = ""
@@ -609,6 +613,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_fields(self, "train.")
         _check_least(self, "train.", epochs=1, max_steps=0, log_every_steps=1, patience=0)
+        _check_least(self, "train.", progressive_steps=0)
         _check_least(self, "train.", evaluate_every_steps=0, evaluate_every_epochs=0, min_improvement=0)
         _check(0 <= self.seed < 2**63, "train.seed must be a whole number from 0 to 2**63 - 1")
         self._check_delay()
@@ -675,6 +680,7 @@ class Config:
     """The configuration of a run."""
 
     data: DataConfig = field(default_factory=DataConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     tables: TablesConfig = field(default_factory=TablesConfig)
     dense: DenseConfig = field(default_factory=DenseConfig)
@@ -694,6 +700,8 @@ class Config:
             f"{' and '.join(LARGE_BATCH_OPTIMIZERS)} and dense.clip_norm take norms of; choose another one",
         )
         self._check_pipeline()
+        if self.stream.uri:
+            check_stream(self)
         goal = self.train.goal
         _check(
             goal is None or not goal.is_own or self.model.is_own,

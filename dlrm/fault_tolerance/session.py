@@ -68,8 +68,11 @@ class Session:
     def restore(self) -> None:
         """Load model and data position to resume from; called once, before the first step."""
 
-    def step(self) -> None:
-        """Called after each step, when rows, dense parameters and data position belong together."""
+    def step(self, samples: int) -> None:
+        """Called after each step, when rows, dense parameters and data position belong together.
+
+        `samples` are those of all ranks in the step.
+        """
 
     @property
     def leaving_takes(self) -> timedelta:
@@ -135,13 +138,13 @@ class Checkpoints(Session):
         self._progress.steps_done = self._checkpointer.steps_done
         self._saves = self._open_saves()
 
-    def step(self) -> None:
+    def step(self, samples: int) -> None:
         """Start a save when one is due.
 
         Raises:
             SaveFailedError: saves have failed for `checkpoint.give_up_after`; names the file.
         """
-        self._progress.step(samples=0)  # only the steps are read here
+        self._progress.step(samples)
         self._saves.step()
         self._saves.save_if_due()
 

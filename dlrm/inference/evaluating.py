@@ -177,7 +177,7 @@ def _check_slices(by: Sequence[str], manifest: DatasetManifest) -> None:
 
 def _warn_of_training_days(run: OpenedRun) -> None:
     """Warn that samples were trained on, which makes every model look better than it is."""
-    trained, _ = split_days(run.config.data, read_manifest(run.config.data.uri))
+    trained, _ = split_days(run.config, read_manifest(run.config.data.uri))
     both = sorted(set(trained) & set(run.manifest.days))
     if both and run.ranks.rank == 0:
         logger.warning("days %s were trained on: on new data the model is worse than this", both)
@@ -210,9 +210,14 @@ def _features(by: str, manifest: DatasetManifest) -> list[str]:
 def _count_trained(features: Sequence[str], run: OpenedRun) -> dict[str, Tensor]:
     """How often the training days hold each id of some features; a collective."""
     data = run.config.data
+    if run.config.stream.uri:
+        raise ValueError(
+            f"--by {FREQUENCY} counts ids of the training days, and the run was trained on a stream: leave "
+            "it out"
+        )
     manifest = read_manifest(data.uri)
     refuse_other_encoding(run.folder, manifest, data.uri)
-    trained = manifest.on_days(split_days(data, manifest)[0])
+    trained = manifest.on_days(split_days(run.config, manifest)[0])
     if run.ranks.rank == 0:
         logger.info("counting the ids of %s training samples", f"{trained.num_rows:,}")
     return count_ids(data.uri, trained, features, run.device)

@@ -181,7 +181,7 @@ def _open_data(
     elif not is_own:
         _compare(config, manifest, uri)
     if days == "test" and is_own:
-        return uri, manifest.on_days(split_days(config.data, manifest)[1])
+        return uri, manifest.on_days(split_days(config, manifest)[1])
     return uri, manifest if isinstance(days, str) else manifest.on_days(days)
 
 

@@ -21,7 +21,7 @@ class TrainingProgress:
     that takes less.
     """
 
-    def __init__(self, total_samples: int, evaluated_batches: int, stream: TextIO) -> None:
+    def __init__(self, total_samples: int | None, evaluated_batches: int, stream: TextIO) -> None:
         self._total_samples, self._evaluated_batches = total_samples, evaluated_batches
         self._is_terminal = stream.isatty()
         self._options = {"file": stream, "dynamic_ncols": True, "disable": not self._is_terminal}
@@ -47,11 +47,14 @@ class TrainingProgress:
         if self._is_terminal or now - self._logged_at < LINE_EVERY_S:
             return
         self._logged_at = now
+        total = self._total_samples
+        of_all = "" if total is None else f" of {total:,}"
+        share = "" if total is None else f" ({100 * self._samples / max(total, 1):.0f} %)"
         logger.info(
-            "%s of %s samples (%.0f %%), %s samples/s, %s",
+            "%s%s samples%s, %s samples/s, %s",
             f"{self._samples:,}",
-            f"{self._total_samples:,}",
-            100 * self._samples / max(self._total_samples, 1),
+            of_all,
+            share,
             f"{samples_per_s:,.0f}",
             quality,
         )

@@ -22,6 +22,7 @@ from cpr.recovery.run.report import Recovery
 from cpr.report.page import PAGE_NAME, write_page
 from cpr.report.records import read_folder
 from data.dataset import DatasetManifest
+from data.stream.loader import StreamFigures
 from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
 from dlrm.launch.files import write_json
@@ -64,7 +65,7 @@ class Recorder:
         *,
         step: int,
         samples: int,
-        loss: torch.Tensor,
+        loss: torch.Tensor | None,
         logits: torch.Tensor | None,
         labels: torch.Tensor,
         learning_rates: Mapping[str, float],
@@ -74,7 +75,7 @@ class Recorder:
         Args:
             step: steps done so far.
             samples: samples done so far, over all ranks.
-            loss: mean loss of this rank's batch, a scalar; not waited for.
+            loss: mean loss of this rank's batch, a scalar; not waited for. None if no sample came to it.
             logits: of this rank's batch, `[B]`; None if the model has none.
             labels: of this rank's batch, 0 or 1, `[B]`.
             learning_rates: the current ones by name.
@@ -89,6 +90,12 @@ class Recorder:
 
     def resized(self, step: int, sizes: Sequence[int]) -> None:
         """Record that each rank has batches of another size after a step: samples by rank."""
+
+    def streamed(self, step: int, figures: StreamFigures) -> None:
+        """Record how the stream of the data was doing before a step."""
+
+    def progressive(self, step: int, samples: int, values: MetricValues) -> None:
+        """Record the quality of the predictions before training, of the steps since the last call."""
 
     def exchange(self, figures: ExchangeFigures | None) -> None:
         """Record the cost of the dense-gradient exchange since the last call; None with one rank.
@@ -162,7 +169,7 @@ class Telemetry(Recorder):
         recipe: name of the recipe, for the report.
         config: the resolved configuration, JSON-able.
         data: the manifest of the data.
-        total_samples: samples of the whole run, over all ranks.
+        total_samples: samples of the whole run, over all ranks; None: unknown.
         device: of losses, logits and labels.
         log_every_steps: steps between two lines of metrics.
         best_auc: the AUC that no model can beat on this data; None if unknown.
@@ -177,7 +184,7 @@ class Telemetry(Recorder):
         recipe: str,
         config: Mapping[str, Any],
         data: DatasetManifest,
-        total_samples: int,
+        total_samples: int | None,
         device: torch.device,
         log_every_steps: int,
         best_auc: float | None = None,
@@ -234,17 +241,18 @@ class Telemetry(Recorder):
         *,
         step: int,
         samples: int,
-        loss: torch.Tensor,
+        loss: torch.Tensor | None,
         logits: torch.Tensor | None,
         labels: torch.Tensor,
         learning_rates: Mapping[str, float],
     ) -> None:
         """Record a training step, and log every `log_every_steps` steps."""
-        self._has_logits = logits is not None
-        if logits is not None:
-            self._running_auc.update(logits, labels)
-        self._loss_sum += loss.detach()
-        self._loss_steps += 1
+        if loss is not None:
+            self._has_logits = logits is not None
+            if logits is not None:
+                self._running_auc.update(logits, labels)
+            self._loss_sum += loss.detach()
+            self._loss_steps += 1
         self._lap_steps += 1
         self._steps, self._samples = step, samples
         self._stepped = monotonic()
@@ -260,6 +268,18 @@ class Telemetry(Recorder):
     def resized(self, step: int, sizes: Sequence[int]) -> None:
         """Write a line with the sizes."""
         self._write("batch_sizes", step, {f"rank_{rank}": size for rank, size in enumerate(sizes)})
+
+    def streamed(self, step: int, figures: StreamFigures) -> None:
+        """Write a line with the figures."""
+        self._write("stream", step, asdict(figures))
+
+    def progressive(self, step: int, samples: int, values: MetricValues) -> None:
+        """Write and log the metrics of a window."""
+        figures = {"samples": samples, "window_samples": values.num_samples, **_quality_figures(values)}
+        self._write("progressive", step, figures)
+        logger.info(
+            "before they were trained, the last %s samples: %s", f"{values.num_samples:,}", _short(values)
+        )
 
     def exchange(self, figures: ExchangeFigures | None) -> None:
         """Record the cost of the dense-gradient exchange since the last call; None with one rank."""

@@ -17,6 +17,7 @@ from cpr.checkpoint.ownership.records import NO_CLAIMANT
 from cpr.checkpoint.state.changes import UNCHANGED
 from cpr.checkpoint.state.model_state import Heir, Stateful
 from cpr.shards import dense_tensors
+from data.loader import DataLoader
 from dlrm.batching.dynamic import DynamicBatching
 from dlrm.comm.feedback import warn_of_momentum
 from dlrm.config.dataset import best_auc, total_samples
@@ -145,7 +146,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
         recipe=inputs.recipe,
         config={"recipe": inputs.recipe, **config.to_dict()},
         data=inputs.manifest,
-        total_samples=total_samples(config, len(inputs.loader)),
+        total_samples=total_samples(config, inputs.manifest),
         device=inputs.device,
         log_every_steps=config.train.log_every_steps,
         best_auc=best_auc(inputs.test_loader.manifest),
@@ -165,7 +166,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
         stop=stop,
         device=inputs.device,
         batching=DynamicBatching(inputs.loader, ranks.rank, ranks.world_size)
-        if _is_dynamic(config)
+        if _is_dynamic(config) and isinstance(inputs.loader, DataLoader)
         else None,
     )
     if config.train.goal is not None:

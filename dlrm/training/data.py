@@ -3,6 +3,7 @@
 Mistakes of the user are found here, before a process group exists that could hang.
 """
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,8 @@ from data.loader.columns import Rows
 from data.loader.decode import decode
 from data.loader.order import Window
 from data.loader.source import check_labels
+from data.stream.agreement import Rules
+from data.stream.loader import StreamLoader, share_by
 from dlrm.config.dataset import open_manifest, split_days
 from dlrm.config.schema import Config
 from dlrm.launch.device import Ranks, resolve_device
@@ -44,7 +47,7 @@ class Inputs:
     ranks: Ranks
     device: torch.device
     manifest: DatasetManifest
-    loader: DataLoader
+    loader: DataLoader | StreamLoader
     test_loader: DataLoader
     source: CachedSource | None
     resume: Path | None = None
@@ -90,12 +93,13 @@ def prepare(
     model_class(config.model.kind)  # a class of the user is imported on every rank, or refused
     manifest = open_manifest(data)
     check_labels(data.uri, manifest)
-    train_days, test_days = split_days(data, manifest)
+    train_days, test_days = split_days(config, manifest)
     _check_tables(config, manifest)
     source = _cached_source(config, manifest)
     try:
-        rows = _check_files(data.uri, manifest, (train_days, test_days), source)
-        loader, test_loader = _open_loaders(config, ranks, device, source, (train_days, test_days))
+        shown = train_days or manifest.days  # the records of a stream are like those
+        rows = _check_files(data.uri, manifest, (shown, test_days), source)
+        loader, test_loader = _open_loaders(config, ranks, device, source, (train_days, test_days), manifest)
     except BaseException:
         if source is not None:
             source.close()
@@ -122,8 +126,9 @@ def _open_loaders(
     device: torch.device,
     source: RowGroupSource | None,
     days: tuple[Sequence[int], Sequence[int]],
-) -> tuple[DataLoader, DataLoader]:
-    """Open the loaders of the training days and of the test days."""
+    manifest: DatasetManifest,
+) -> tuple[DataLoader | StreamLoader, DataLoader]:
+    """Open the loaders of the training days, or of what streams in, and of the test days."""
     data = config.data
     batch_size = data.global_batch_size // ranks.world_size
     open_loader = partial(
@@ -149,7 +154,37 @@ def _open_loaders(
         window_batches=data.window_batches,
         prefetch=data.prefetch_batches,
     )
-    return open_loader(train, days=days[0]), open_loader(test, days=days[1])
+    test_loader = open_loader(test, days=days[1])
+    if config.stream.uri:
+        return _open_stream(config, train, ranks, device, manifest), test_loader
+    return open_loader(train, days=days[0]), test_loader
+
+
+def _open_stream(
+    config: Config, loader: LoaderConfig, ranks: Ranks, device: torch.device, manifest: DatasetManifest
+) -> StreamLoader:
+    if device.type != "cpu":
+        raise ValueError(
+            "stream.uri makes batches on the CPU, and has never run with a GPU: set train.device=cpu"
+        )
+    stream = config.stream
+    # imported here, by a worker: the server that workers are forked of must not have the threads of polars
+    opening = importlib.import_module("data.stream.opening")
+    return StreamLoader(
+        opening.open_stream(stream.uri, manifest, config.data.uri),
+        manifest,
+        loader,
+        Rules(
+            global_batch=config.data.global_batch_size,
+            wait_s=stream.wait_s,
+            end_after_s=stream.end_after_s or None,
+        ),
+        backlog=-(-stream.backlog // ranks.world_size),
+        policy=stream.keep,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        share=share_by(ranks.world_size),
+    )
 
 
 def _check_tables(config: Config, manifest: DatasetManifest) -> None:

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from data.batch import Batch
 from data.loader import DataLoader
+from data.stream.loader import StreamLoader
 from dlrm.batching.dynamic import DynamicBatching
 from dlrm.comm.late import LateScalars
 from dlrm.config.schema import TrainConfig
 from dlrm.dense_sync import DenseSync
 from dlrm.fault_tolerance.session import Session
 from dlrm.launch.stop_signal import StopSignal
-from dlrm.metrics import MetricValues
+from dlrm.metrics import ClickMetrics, MetricValues
 from dlrm.optim.build import Optimizers
 from dlrm.optim.norms import local_norms
 from dlrm.pipeline.schedules import Schedule
@@ -70,7 +71,7 @@ class Trainer:
     """Runs the model's forward and backward passes."""
     optimizers: Optimizers
     replicas: DenseSync
-    loader: DataLoader
+    loader: DataLoader | StreamLoader
     evaluate: Callable[[Callable[[], None]], MetricValues]
     """Computes metrics on the test days; calls its argument before each batch, on all ranks alike."""
     telemetry: Recorder
@@ -79,9 +80,12 @@ class Trainer:
     device: torch.device
     selection: Selection = field(default_factory=Selection)
     batching: DynamicBatching | None = None
-    """None: ranks have batches of equal size."""
+    """None: sizes of batches do not follow the speed of ranks."""
     steps_done: int = 0
     samples_done: int = 0
+
+    def __post_init__(self) -> None:
+        self._progressive = ClickMetrics(self.device)
 
     def train(self) -> None:
         """Run to the end.
@@ -188,12 +192,19 @@ class Trainer:
             self._evaluate()
             evaluated_at = self.steps_done
         self._begin_measuring()
+        stream = self.loader if isinstance(self.loader, StreamLoader) else None
+        if stream is not None:
+            stream.while_waiting = self._leave_if_any_rank_was_signalled
         while self.should_continue():
             for batch in self.loader:
-                if self.session.batches_to_skip:
+                # the batch of a stream that was being trained when a worker died is not known: the next one
+                # has other records, too
+                if self.session.batches_to_skip and stream is None:
                     self.session.note_skipped()
                 else:
                     self._train_on(batch)
+                    if stream is not None and stream.figures and self._is_logged(self.steps_done):
+                        self.telemetry.streamed(self.steps_done, stream.figures)
                 if evaluated_at != self.steps_done and self._should_evaluate():
                     self._evaluate()
                     evaluated_at = self.steps_done
@@ -267,11 +278,14 @@ class Trainer:
         if self._is_logged(self.steps_done):
             self.telemetry.exchange(self.replicas.take_figures())
             self.telemetry.mirror(self.session.mirror)
-        self.samples_done += self.loader.config.batch_size * dist.get_world_size()
+        num_samples = self.loader.step_samples
+        self.samples_done += num_samples
+        self._validate(batch, logits)
+        own_loss = loss if batch.weight == 1 else loss / batch.weight if batch.weight else None
         self.telemetry.step(
             step=self.steps_done,
             samples=self.samples_done,
-            loss=loss if batch.weight == 1 else loss / batch.weight,
+            loss=own_loss,
             logits=logits,
             labels=batch.labels,
             learning_rates=self.optimizers.learning_rates,
@@ -279,12 +293,23 @@ class Trainer:
         self.telemetry.lap("recording")
         # it may wait for the save before, after which SIGTERM is to be answered with a save, too
         with self.stop.extended(self.session.leaving_takes):
-            self.session.step()
+            self.session.step(num_samples)
         if self._is_logged(self.steps_done):
             self._record_costs()
         self.telemetry.lap("saving")
         if stop:
             self._leave(at_once=bool(at_once))
+
+    def _validate(self, batch: Batch, logits: Tensor | None) -> None:
+        """Count the predictions of a batch, which is trained now, for progressive validation."""
+        every = self.config.progressive_steps
+        if not every:
+            return
+        if logits is not None and batch.num_valid:
+            self._progressive.update(logits.detach(), batch.labels)
+        if self.steps_done % every == 0:
+            self.telemetry.progressive(self.steps_done, self.samples_done, self._progressive.compute())
+            self._progressive = ClickMetrics(self.device)
 
     def _upcoming(self, count: int) -> Sequence[Batch]:
         """The next batches that will be trained, at most `count`."""
