@@ -1,14 +1,14 @@
 """A folder in which files arrive, as a stream.
 
-Files are read in the order in which they were written. Each row group of a Parquet file, and each file of
-another format, belongs to one of 64 partitions, so that ranks share the work and each reads files of its own.
+Files are read in the order in which they were written. Pieces of a Parquet file, and whole files of other
+formats, belong to one of 64 partitions each, so that ranks share the work.
 """
 
 import logging
 import time
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -38,6 +38,8 @@ SETTLE_S: Final = 3.0
 """Age of a file from which it is read: until then it may be written to, and others may appear that were
 written before it."""
 LIST_EVERY_S: Final = 1.0
+PIECE_RECORDS: Final = 4096
+"""Records of a row group that belong to one partition."""
 PATIENCE_S: Final = 60.0
 """Time for which a file that cannot be read is tried again."""
 BLOCK_BYTES: Final = 1 << 18
@@ -202,9 +204,10 @@ class FolderStream:
     def _add(self, path: str, written_ns: int) -> None:
         """Add a file's units to their partitions."""
         place = self._folder / path
-        for group, num_records in enumerate(self._sizes(place, path)):
-            unit = f"{written_ns:020d} {path}#{group:06d}"
-            partition = self._by_name[self.partitions[(zlib.crc32(path.encode()) + group) % NUM_PARTITIONS]]
+        first = zlib.crc32(path.encode())
+        for number, (group, begin, num_records) in enumerate(self._pieces(place, path)):
+            unit = f"{written_ns:020d} {path}#{group:06d}+{begin:012d}"
+            partition = self._by_name[self.partitions[(first + number) % NUM_PARTITIONS]]
             if not self._is_first and unit < partition.reached:
                 logger.warning(
                     "%s is not trained: it was written before files that were trained already; to have it "
@@ -215,8 +218,8 @@ class FolderStream:
             if num_records:
                 partition.add(unit, num_records)
 
-    def _sizes(self, place: Location, path: str) -> Sequence[int]:
-        """Records of each unit of a file."""
+    def _pieces(self, place: Location, path: str) -> Iterator[tuple[int, int, int]]:
+        """Row group, first row in it, and number of records of each unit of a file."""
         try:
             kind = format_of(place)
         except ValueError:
@@ -227,19 +230,23 @@ class FolderStream:
         if kind == "parquet":
             with place.open() as stream:
                 metadata = pq.ParquetFile(stream).metadata
-            return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        *_, last = [0, *(block.end for block in self._blocks(path, 0))]
-        return [last]
+            for group in range(metadata.num_row_groups):
+                num_rows = metadata.row_group(group).num_rows
+                for begin in range(0, num_rows, PIECE_RECORDS):
+                    yield group, begin, min(PIECE_RECORDS, num_rows - begin)
+            return
+        *_, num_records = [0, *(block.end for block in self._blocks(path, 0))]
+        yield 0, 0, num_records
 
     def _read(self, place: Place, end: int) -> tuple[Checked, int]:
         """Read records of a unit up to about `end`; with the number of the record after them."""
-        path, group = _path_of(place.unit)
+        path, group, first = _piece_of(place.unit)
         name = str(self._folder / path)
         if self._formats[path] != "parquet":
             block = self._next_block(place, path)
             checked = self._records.of_frame(block.frame, block.records, name)
             return replace(checked, bad={**block.bad, **checked.bad}), block.end
-        table = self._group(place.unit, path, group)[place.record : end]
+        table = self._group(place.unit, path, group)[first + place.record : first + end]
         records = np.arange(place.record, end)
         if self._records.is_encoded(table.column_names):
             return self._records.of_table(table, records, name), end
@@ -248,12 +255,13 @@ class FolderStream:
         return self._records.of_frame(frame, records, name), end
 
     def _group(self, unit: str, path: str, group: int) -> pa.Table:
-        """A row group, of which all is read before the next one."""
-        if self._table is None or self._table[0] != unit:
+        """A row group, of which this rank reads all its pieces before the next one."""
+        key = unit.rpartition("+")[0]
+        if self._table is None or self._table[0] != key:
             self._table = None
             with (self._folder / path).open() as stream:
                 table = pq.ParquetFile(stream, page_checksum_verification=True).read_row_group(group)
-            self._table = unit, table
+            self._table = key, table
         return self._table[1]
 
     def _next_block(self, place: Place, path: str) -> _Block:
@@ -287,7 +295,7 @@ class FolderStream:
         return time.monotonic() - since < PATIENCE_S
 
     def _file(self, unit: str) -> Location:
-        return self._folder / _path_of(unit)[0]
+        return self._folder / _piece_of(unit)[0]
 
 
 def _criteo_blocks(place: Location, skipped: int) -> Iterator[_Block]:
@@ -312,10 +320,11 @@ def _criteo_blocks(place: Location, skipped: int) -> Iterator[_Block]:
             yield _Block(frame.filter(pl.Series(left)), records[left], number, bad)
 
 
-def _path_of(unit: str) -> tuple[str, int]:
-    """Path of a unit's file, and its number in it."""
-    path, _, number = unit.partition(" ")[2].rpartition("#")
-    return path, int(number)
+def _piece_of(unit: str) -> tuple[str, int, int]:
+    """Path of a unit's file, its row group, and its first row there."""
+    path, _, piece = unit.partition(" ")[2].rpartition("#")
+    group, _, begin = piece.partition("+")
+    return path, int(group), int(begin)
 
 
 def _is_passed_over(path: str) -> bool:

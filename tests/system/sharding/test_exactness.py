@@ -81,7 +81,7 @@ CASES = (
     Case("dlrm", "sgd", "sgd", num_dense=0, is_weighted=True, strategy="des", is_uneven=True),
     Case("dcnv2", "rowwise_adagrad", "sgd", strategy="des", is_uneven=True),
 )
-UNEVEN = (48, 1, 32)
+UNEVEN = (48, 1, 32, 0)
 """Samples of rank 0 in a global batch, in turn, where parts are uneven; other ranks share the rest."""
 
 
@@ -103,6 +103,18 @@ def samples(seed, count):
     return dense, ids, weights, labels
 
 
+def nothing(case):
+    """The batch of a rank to which no sample has come, as `StreamLoader` makes it."""
+    sparse = KeyedJaggedTensor(
+        keys=[feature.name for feature in FEATURES],
+        values=torch.empty(0, dtype=torch.int64),
+        lengths=torch.zeros(len(FEATURES), dtype=torch.int64),
+        weights=torch.empty(0) if case.is_weighted else None,
+    )
+    dense = torch.zeros(1, case.num_dense)
+    return Batch(dense=dense, sparse=sparse, labels=torch.zeros(1), num_valid=0, weight=0.0)
+
+
 def my_part(case, seed, count, *, backwards=False):
     """This rank's part of a global batch, or of it backwards; parts of equal size, the last one is padded."""
     dense, ids, weights, labels = samples(seed, count)
@@ -114,6 +126,8 @@ def my_part(case, seed, count, *, backwards=False):
         sizes = [first, *(rest + (rank < more) for rank in range(num_ranks - 1))]
         weight = sizes[dist.get_rank()] * num_ranks / count
     size, begin = sizes[dist.get_rank()], sum(sizes[: dist.get_rank()])
+    if not size:
+        return nothing(case)
     valid = min(size, count - begin)
     places = [min(place, count - 1) for place in range(begin, begin + size)]
     if backwards:

@@ -1,0 +1,208 @@
+"""Files that arrive in a folder: which records come, in which order, once each; and bad files."""
+
+import logging
+import os
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from data.dataset import read_manifest
+from data.stream.folder import NUM_PARTITIONS, PATIENCE_S, SETTLE_S, FolderStream
+from data.stream.source import START, Place
+from tests.data.stream.streams import MANIFEST, ids_of
+
+NOW_S = 1_000_000.0
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = NOW_S
+        monkeypatch.setattr("time.monotonic", lambda: self.now_s)
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def write(path: Path, ids: range | list[int], age_s: float = 100.0, **columns) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame = pl.DataFrame({"label": [each % 2 for each in ids], "price": [0.5] * len(ids), "item": list(ids)})
+    frame.with_columns(**columns).write_parquet(path, row_group_size=3000)
+    os.utime(path, (NOW_S - age_s, NOW_S - age_s))
+    return path
+
+
+def drain(
+    stream: FolderStream, places: dict[str, Place], at_most: int = 1000
+) -> tuple[list[int], dict[int, str]]:
+    """Read all that has come from `places` on, and move them."""
+    ids, bad = [], {}
+    while (fetched := stream.fetch(places, at_most)) is not None:
+        assert stream.waiting(fetched.partition, fetched.begin) >= fetched.end - fetched.begin.record
+        places[fetched.partition] = Place(fetched.begin.unit, fetched.end)
+        bad |= fetched.checked.bad
+        if fetched.checked.rows is not None:
+            found = ids_of([fetched.checked.rows])
+            assert len(found) == len(fetched.checked.records)
+            ids += found
+    return ids, bad
+
+
+def open_folder(folder: Path, clock: Clock) -> tuple[FolderStream, dict[str, Place]]:
+    stream = FolderStream(str(folder), MANIFEST, "nowhere", now=clock)
+    return stream, dict.fromkeys(stream.partitions, START)
+
+
+def test_files_come_once_in_the_order_in_which_they_were_written(tmp_path, clock):
+    stream, places = open_folder(tmp_path / "in", clock)
+    assert drain(stream, places) == ([], {}), "the folder is not there yet"
+    write(tmp_path / "in" / "b.parquet", range(10_000), age_s=100)
+    write(tmp_path / "in" / "deep" / "a.parquet", range(10_000, 12_000), age_s=50)
+    clock.now_s += 2
+    assert drain(stream, places) == (list(range(12_000)), {})
+    assert sum(stream.waiting(name, place) for name, place in places.items()) == 0
+    write(tmp_path / "in" / "0.parquet", range(12_000, 12_100), age_s=40)
+    clock.now_s += 2
+    assert drain(stream, places) == (list(range(12_000, 12_100)), {})
+    again, _ = open_folder(tmp_path / "in", clock)
+    assert drain(again, places) == ([], {}), "places are those of any process"
+
+
+def test_ranks_share_a_file(tmp_path, clock):
+    write(tmp_path / "one.parquet", range(60_000))
+    stream, places = open_folder(tmp_path, clock)
+    mine = dict(list(places.items())[0::2])
+    its = dict(list(places.items())[1::2])
+    first, _ = drain(stream, mine)
+    second, _ = drain(open_folder(tmp_path, clock)[0], its)
+    assert sorted(first + second) == list(range(60_000))
+    assert min(len(first), len(second)) > 15_000
+
+
+def test_a_place_in_the_middle_and_skipping(tmp_path, clock):
+    write(tmp_path / "one.parquet", range(5000))
+    stream, places = open_folder(tmp_path, clock)
+    for _ in range(3):
+        fetched = stream.fetch(places, 700)
+        places[fetched.partition] = Place(fetched.begin.unit, fetched.end)
+    waiting = {name: stream.waiting(name, place) for name, place in places.items()}
+    assert sum(waiting.values()) == 5000 - 2100
+    for name, place in places.items():
+        places[name], skipped = stream.skip(name, place, waiting[name] - 1 if waiting[name] else 5)
+        assert skipped == max(0, waiting[name] - 1)
+    ids, _ = drain(stream, places)
+    assert ids == [2999, 4999], "the last record of each row group, which is a piece"
+
+
+def test_a_file_that_is_being_written_is_left_alone(tmp_path, clock):
+    path = write(tmp_path / "one.parquet", range(10), age_s=0)
+    for name in ("_SUCCESS", ".hidden.parquet", "two.parquet.tmp"):
+        write(tmp_path / name, range(3))
+    stream, places = open_folder(tmp_path, clock)
+    assert drain(stream, places) == ([], {})
+    clock.now_s += SETTLE_S
+    os.utime(path, (clock.now_s, clock.now_s))
+    assert drain(stream, places) == ([], {}), "it was written to in between"
+    clock.now_s += SETTLE_S + 1
+    assert drain(stream, places) == (list(range(10)), {})
+
+
+def test_a_file_from_before_those_that_were_read_is_told(tmp_path, clock, caplog):
+    stream, places = open_folder(tmp_path, clock)
+    write(tmp_path / "one.parquet", range(300_000), age_s=100)
+    drain(stream, places)
+    late = write(tmp_path / "two.parquet", range(300_000, 300_010), age_s=200)
+    clock.now_s += 2
+    with caplog.at_level(logging.WARNING):
+        assert drain(stream, places) == ([], {})
+    assert "two.parquet is not trained" in caplog.text
+    assert "touch" in caplog.text
+    os.utime(late, (clock.now_s, clock.now_s))
+    clock.now_s += SETTLE_S + 1
+    assert drain(stream, places) == (list(range(300_000, 300_010)), {}), "what the message says to do"
+
+
+def test_bad_rows_and_bad_files(tmp_path, clock, caplog):
+    write(tmp_path / "1.parquet", [1, 2, -3, 4, 1 << 50, 6], age_s=90)
+    (tmp_path / "2.parquet").write_bytes(b"PAR1 this is none")
+    (tmp_path / "3.what").write_text("?")
+    damaged = write(tmp_path / "4.parquet", range(100, 120), age_s=80)
+    raw = bytearray(damaged.read_bytes())
+    raw[4:200] = b"\0" * 196
+    damaged.write_bytes(raw)
+    write(tmp_path / "5.parquet", range(200, 203), age_s=70)
+    for name in ("2.parquet", "3.what", "4.parquet"):
+        os.utime(tmp_path / name, (NOW_S - 85, NOW_S - 85))
+    stream, places = open_folder(tmp_path, clock)
+    ids, bad = [], {}
+    for _ in range(2):
+        found, worse = drain(stream, places)
+        ids, bad = ids + found, bad | worse
+        clock.now_s += PATIENCE_S + 1
+    assert ids == [1, 2, 4, 6, 200, 201, 202]
+    assert len(bad) == 20, "of the damaged file; its numbers are also those of the two bad rows"
+    for name in ("2.parquet", "3.what", "4.parquet"):
+        assert f"{name}" in caplog.text
+
+
+def test_a_file_that_is_gone_before_it_was_read(tmp_path, clock, caplog):
+    write(tmp_path / "1.parquet", range(10), age_s=90)
+    gone = write(tmp_path / "2.parquet", range(10, 20), age_s=80)
+    write(tmp_path / "3.parquet", range(20, 30), age_s=70)
+    stream, places = open_folder(tmp_path, clock)
+    first = stream.fetch(places, 1000)
+    places[first.partition] = Place(first.begin.unit, first.end)
+    gone.unlink()
+    ids, bad = drain(stream, places)
+    assert ids == list(range(20, 30))
+    assert len(bad) == 10
+    assert "2.parquet cannot be read, and is left out" in caplog.text
+
+
+def test_number_of_partitions():
+    assert NUM_PARTITIONS == 64, "it is part of saved positions"
+
+
+RAW = "clicked\tshop\titem\n1\ta\tx\n0\tb\ty\nmaybe\ta\tx\n1\tnew\tz\n"
+
+
+def test_raw_rows_are_encoded_as_the_data_set_was(tmp_path, clock):
+    from data.convert.__main__ import main  # noqa: PLC0415
+
+    header, *lines = RAW.replace("maybe\ta\tx\n", "").splitlines(keepends=True)
+    (tmp_path / "raw.tsv").write_text(header + "".join(lines) * 20)
+    (tmp_path / "schema.toml").write_text(
+        '[label]\ncolumn = "clicked"\n'
+        '[[sparse]]\ncolumn = "shop"\nids = "vocabulary"\n[[sparse]]\ncolumn = "item"\nids = "vocabulary"\n'
+    )
+    dataset = str(tmp_path / "set")
+    assert main([str(tmp_path / "schema.toml"), str(tmp_path / "raw.tsv"), "--out", dataset]) == 0
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "1.tsv").write_text(RAW)
+    pl.read_csv(RAW.encode(), separator="\t").write_parquet(folder / "2.parquet")
+    pl.read_csv(RAW.encode(), separator="\t").write_ndjson(folder / "3.jsonl")
+    (folder / "4.tsv").write_text("clicked\tshop\n1\ta\n")
+    for path in folder.iterdir():
+        os.utime(path, (NOW_S - 100, NOW_S - 100))
+    stream = FolderStream(str(folder), read_manifest(dataset), dataset, now=clock)
+    places = dict.fromkeys(stream.partitions, START)
+    rows, bad = [], []
+    while (fetched := stream.fetch(places, 2)) is not None:
+        places[fetched.partition] = Place(fetched.begin.unit, fetched.end)
+        bad += fetched.checked.bad.values()
+        if (found := fetched.checked.rows) is not None:
+            columns = [found.label.values, *(column.values for column in found.ids)]
+            rows += list(zip(*(each.astype(int).tolist() for each in columns), strict=True))
+    trained = pl.read_parquet(f"{dataset}/day=*/*.parquet")
+    known = set(trained.select("clicked", "shop", "item").rows())
+    assert len(rows) == 9
+    assert {row[0] for row in rows} == {0, 1}
+    assert set(rows) <= known
+    assert len(bad) == 3
+    assert all("clicked is not 0 or 1" in reason for reason in bad)

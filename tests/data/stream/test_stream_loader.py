@@ -1,0 +1,253 @@
+"""Batches of a stream on several ranks, each in a thread: weights, positions, the end, and what waits."""
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+import torch
+
+from data.batch import Batch
+from data.loader import FeedClosedError, LoaderConfig
+from data.stream.agreement import Offer, Rules, limits
+from data.stream.loader import StreamLoader
+from tests.data.stream.streams import MANIFEST, MemoryStream
+
+BATCH = 8
+
+
+class Ranks:
+    """Ranks in threads that share their offers."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._barrier = threading.Barrier(world_size, timeout=60)
+        self._offers: list[Offer] = [None] * world_size
+
+    def share(self, rank: int) -> Callable[[Offer], list[Offer]]:
+        def share(offer: Offer) -> list[Offer]:
+            self._offers[rank] = offer
+            self._barrier.wait()
+            offers = list(self._offers)
+            self._barrier.wait()
+            return offers
+
+        return share
+
+    def run(self, work: Callable[[int], object]) -> list:
+        results, errors = [None] * self.world_size, []
+
+        def target(rank: int) -> None:
+            try:
+                results[rank] = work(rank)
+            except BaseException as error:
+                errors.append(error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=target, args=(rank,)) for rank in range(self.world_size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+        if errors:
+            raise errors[0]
+        return results
+
+
+def open_loader(
+    stream: MemoryStream,
+    ranks: Ranks,
+    rank: int,
+    end_after_s: float | None = 0.2,
+    wait_s: float = 0.2,
+    **options,
+) -> StreamLoader:
+    return StreamLoader(
+        stream,
+        MANIFEST,
+        LoaderConfig(batch_size=BATCH),
+        Rules(global_batch=BATCH * ranks.world_size, wait_s=wait_s, end_after_s=end_after_s),
+        rank=rank,
+        world_size=ranks.world_size,
+        share=ranks.share(rank),
+        **options,
+    )
+
+
+def ids_of(batch: Batch) -> list[int]:
+    return batch.sparse.values().tolist()
+
+
+def full(num_partitions: int, count: int) -> MemoryStream:
+    stream = MemoryStream(num_partitions)
+    for name in stream.partitions:
+        stream.arrive(name, count)
+    return stream
+
+
+def train_all(stream: MemoryStream, world_size: int, state=None, steps: int = 10**6, **options):
+    """Batches of all ranks by step, and the position after the last."""
+    ranks = Ranks(world_size)
+
+    def work(rank: int):
+        with closing(open_loader(stream, ranks, rank, **options)) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            batches, sizes, positions = [], [], [loader.state_dict()]
+            for batch in loader:
+                batches.append(batch)
+                sizes.append(loader.step_samples)
+                positions.append(loader.state_dict())
+                if len(batches) == steps:
+                    break
+            return batches, sizes, positions, loader.epoch
+
+    found = ranks.run(work)
+    first = found[0]
+    assert all(each[1:] == first[1:] for each in found), "all ranks know the same"
+    return [each[0] for each in found], first[1], first[2], first[3]
+
+
+def test_each_record_comes_once_and_weighs_the_same():
+    stream = full(5, 101)
+    batches, sizes, _, over = train_all(stream, 3)
+    seen = [each for own in batches for batch in own for each in ids_of(batch)]
+    assert sorted(seen) == sorted(stream.ids)
+    assert over == 1
+    assert sum(sizes) == 505
+    assert set(sizes[:-2]) == {BATCH * 3}, "steps are full as long as records wait"
+    for step, size in enumerate(sizes):
+        parts = [own[step] for own in batches]
+        assert sum(part.num_valid for part in parts) == size
+        for part in parts:
+            assert part.weight == part.num_valid / BATCH
+            assert part.labels.shape == (max(part.num_valid, 1),)
+            assert part.dense.shape == (max(part.num_valid, 1), 1)
+
+
+def test_a_rank_without_records_has_a_batch_without_weight():
+    stream = MemoryStream(2)
+    stream.arrive("p0", 40)
+    batches, sizes, _, _ = train_all(stream, 2)
+    assert sum(sizes) == 40
+    for batch in batches[1]:
+        assert (batch.weight, batch.num_valid) == (0.0, 0)
+        assert batch.sparse.stride() == 1
+        assert ids_of(batch) == []
+        assert torch.equal(batch.labels, torch.zeros(1))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_position_goes_on_at_any_number_of_ranks(steps, world_size):
+    stream = full(5, 61)
+    before, _, positions, over = train_all(stream, 3, steps=steps)
+    assert over == 0
+    after, _, _, _ = train_all(stream, world_size, state=positions[-1])
+    seen = [each for own in (*before, *after) for batch in own for each in ids_of(batch)]
+    assert sorted(seen) == sorted(stream.ids)
+
+
+def test_upcoming_batches_are_those_that_come_and_do_not_move_the_position():
+    stream, ranks = full(2, 100), Ranks(2)
+
+    def work(rank: int):
+        with closing(open_loader(stream, ranks, rank)) as loader:
+            ahead, shown = [], 0
+            for batch in loader:
+                if ahead:
+                    assert ahead[0] is batch
+                position = loader.state_dict()
+                ahead = loader.upcoming(2)
+                shown += len(ahead)
+                assert loader.state_dict() == position
+        return shown
+
+    first, second = ranks.run(work)
+    assert first == second
+    assert first >= 8
+
+
+def test_upcoming_does_not_wait():
+    stream, ranks = MemoryStream(1), Ranks(1)
+    stream.arrive("p0", BATCH)
+    loader = open_loader(stream, ranks, 0, wait_s=60, end_after_s=None)
+    batches = iter(loader)
+    next(batches)
+    assert loader.upcoming(1) == []
+    stream.arrive("p0", BATCH)
+    assert len(next(batches).labels) == BATCH
+    loader.close()
+    with pytest.raises(FeedClosedError):
+        next(batches)
+    assert stream.closed
+
+
+def test_a_stop_while_nothing_comes():
+    class StoppedError(Exception): ...
+
+    stream, ranks, calls = MemoryStream(2), Ranks(2), []
+
+    def work(rank: int):
+        loader = open_loader(stream, ranks, rank, end_after_s=None)
+
+        def stop() -> None:
+            calls.append(rank)
+            if calls.count(rank) == 3:
+                raise StoppedError
+
+        loader.while_waiting = stop
+        with pytest.raises(StoppedError):
+            next(iter(loader))
+        loader.close()
+
+    ranks.run(work)
+    assert calls.count(0) == calls.count(1) == 3
+
+
+def test_too_many_bad_records_end_the_run():
+    stream = full(1, 5000)
+    stream.bad = set(range(0, 5000, 5))
+    with pytest.raises(
+        ValueError, match=r"cannot be trained, most of them for this reason: it is bad\. Is this"
+    ):
+        train_all(stream, 1)
+
+
+def test_what_waits_is_cut_counted_and_part_of_the_position():
+    stream = full(4, 1000)
+    batches, _, positions, _ = train_all(stream, 2, backlog=100, policy="newest")
+    seen = sorted(each for own in batches for batch in own for each in ids_of(batch))
+    assert len(set(seen)) == len(seen) < 600
+    newest = {stream.id_of(name, 999) for name in stream.partitions}
+    assert newest <= set(seen)
+    counted = list(positions[-1]["partitions"].values())
+    assert sum(state[3] for state in counted) == len(seen)
+    assert sum(state[4] for state in counted) == 4000 - len(seen)
+
+
+def test_refusals():
+    stream, ranks = full(2, 10), Ranks(3)
+    with pytest.raises(
+        ValueError, match="2 partitions, and each of 3 ranks reads some of its own: start fewer"
+    ):
+        open_loader(stream, ranks, 0)
+    loader = open_loader(stream, Ranks(1), 0)
+    with pytest.raises(TypeError, match="no length"):
+        len(loader)
+    state = loader.state_dict()
+    with pytest.raises(ValueError, match="has stream 'other', but the loader has 'memory': resume with"):
+        loader.load_state_dict({**state, "stream": "other"})
+    with pytest.raises(ValueError, match="no partition p9 any more"):
+        loader.load_state_dict({**state, "partitions": {**state["partitions"], "p9": ["", 0, [], 0, 0, 0]}})
+    loader.close()
+
+
+def test_limits_follow_what_waits():
+    def offers(*waiting: int) -> list[Offer]:
+        return [Offer(size=0, waiting=each, waited_s=0, idle_s=0, lag_s=0) for each in waiting]
+
+    assert limits(offers(0, 0, 0), 12) == [4, 4, 4]
+    assert limits(offers(300, 100), 10) == [7, 3]
+    assert limits(offers(10**6, 0), 64) == [63, 1]
+    assert limits(offers(5, 5, 5), 3) == [1, 1, 1]
