@@ -108,15 +108,22 @@ class FolderStream:
         uri: the folder, which may not exist yet.
         manifest: of the data set.
         dataset: its URI.
+        is_encoded: as for `RecordReader`.
         now: the time in seconds.
     """
 
     def __init__(
-        self, uri: str, manifest: DatasetManifest, dataset: str, now: Callable[[], float] = time.time
+        self,
+        uri: str,
+        manifest: DatasetManifest,
+        dataset: str,
+        *,
+        is_encoded: bool,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._folder, self._now = Location.of(uri).absolute(), now
-        self._records = RecordReader(dataset, manifest)
-        self._is_criteo = manifest.provenance.get("maker") == PREPARE
+        self._records = RecordReader(dataset, manifest, is_encoded)
+        self._is_criteo = manifest.provenance.get("maker") == PREPARE and not is_encoded
         self.partitions = tuple(f"{number:02d}" for number in range(NUM_PARTITIONS))
         self.identity = f"folder {without_password(uri).rstrip('/').rpartition('/')[2]}"
         self._by_name = {name: _Partition() for name in self.partitions}
@@ -227,6 +234,8 @@ class FolderStream:
                 raise
             kind = CRITEO
         self._formats[path] = kind
+        if self._records.is_encoded and kind != "parquet":
+            raise ValueError(f"encoded records (stream.rows) come as Parquet, and this is {kind}")
         if kind == "parquet":
             with place.open() as stream:
                 metadata = pq.ParquetFile(stream).metadata
@@ -248,7 +257,7 @@ class FolderStream:
             return replace(checked, bad={**block.bad, **checked.bad}), block.end
         table = self._group(place.unit, path, group)[first + place.record : first + end]
         records = np.arange(place.record, end)
-        if self._records.is_encoded(table.column_names):
+        if self._records.is_encoded:
             return self._records.of_table(table, records, name), end
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame)
@@ -278,8 +287,8 @@ class FolderStream:
         if self._formats[path] == CRITEO:
             yield from _criteo_blocks(place, skipped)
             return
-        file = input_file(place, path, self._records.raw_columns)
-        for block in file.blocks(self._records.raw_columns, skipped, BLOCK_BYTES):
+        file = input_file(place, path, self._records.columns)
+        for block in file.blocks(self._records.columns, skipped, BLOCK_BYTES):
             bad = {each.row - 1: each.reason for each in block.bad}
             end = 1 + max([*(block.rows - 1)[-1:].tolist(), *bad])
             yield _Block(block.frame, block.rows - 1, end, bad)

@@ -1,6 +1,5 @@
 """Makes checked rows of records: of encoded tables, and of raw rows as the data set's were made."""
 
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
@@ -23,24 +22,28 @@ class RecordReader:
 
     Args:
         uri: of the data set.
-        manifest: its manifest; raw rows can be read if it says how its own were made.
+        manifest: its manifest.
+        is_encoded: whether records have the data set's own columns, with ids; else they are raw rows, and the
+            data set says how its own were made of such.
+
+    Raises:
+        ValueError: it does not say so.
     """
 
-    def __init__(self, uri: str, manifest: DatasetManifest) -> None:
-        self.manifest = manifest
-        self._uri = uri
-        self._encoder: Encoder | None = None
+    def __init__(self, uri: str, manifest: DatasetManifest, is_encoded: bool) -> None:
+        self.manifest, self.is_encoded = manifest, is_encoded
+        try:
+            self._encoder = None if is_encoded else Encoder.of_dataset(uri)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}. If the records of the stream have the data set's own columns, with ids, set "
+                "stream.rows=encoded"
+            ) from error
 
     @property
-    def encoder(self) -> Encoder:
-        """Of raw rows.
-
-        Raises:
-            ValueError: the data set does not say how raw rows become its columns.
-        """
-        if self._encoder is None:
-            self._encoder = Encoder.of_dataset(self._uri)
-        return self._encoder
+    def columns(self) -> tuple[str, ...]:
+        """Columns that records must have."""
+        return self.manifest.columns if self._encoder is None else self._encoder.schema.columns
 
     def of_table(self, table: pa.Table, records: NDArray[np.int64], name: str) -> Checked:
         """Check encoded rows.
@@ -49,7 +52,14 @@ class RecordReader:
             table: with the manifest's columns.
             records: numbers of its rows.
             name: of the file or topic, for messages.
+
+        Raises:
+            ValueError: a column is missing.
         """
+        if absent := [name for name in self.manifest.columns if name not in table.column_names]:
+            raise ValueError(
+                f"there is no column {absent[0]!r}; the columns are {', '.join(table.column_names)}"
+            )
         bad: dict[int, str] = {}
         good = self._good(table.select(list(self.manifest.columns)), records, name, bad)
         left = records[~np.isin(records, list(bad))] if bad else records
@@ -57,30 +67,23 @@ class RecordReader:
         return Checked(rows=rows, records=left, bad=bad)
 
     def of_frame(self, frame: pl.DataFrame, records: NDArray[np.int64], name: str) -> Checked:
-        """Encode and check raw rows.
+        """Encode and check rows.
 
         Args:
-            frame: with the `raw_columns`.
+            frame: with the `columns`, of any type that looks alike as a text if they are raw.
             records: numbers of its rows.
             name: of the file or topic, for messages.
 
         Raises:
-            ValueError: a column is missing, or the data set does not say how raw rows are encoded.
+            ValueError: a column is missing.
         """
-        rows = read_rows(frame, self.encoder.schema, to_train=True)
+        if self._encoder is None:
+            return self.of_table(frame.to_arrow(), records, name)
+        rows = read_rows(frame, self._encoder.schema, to_train=True)
         bad = {int(records[at]): reason for at, reason in rows.reasons.items()}
-        table = self.encoder.encode_read(rows.good).select(self.manifest.columns).to_arrow()
+        table = self._encoder.encode_read(rows.good).select(self.manifest.columns).to_arrow()
         checked = self.of_table(table, np.delete(records, sorted(rows.reasons)), name)
         return replace(checked, bad={**bad, **checked.bad})
-
-    @property
-    def raw_columns(self) -> tuple[str, ...]:
-        """Columns of raw rows, with the label."""
-        return self.encoder.schema.columns
-
-    def is_encoded(self, columns: Collection[str]) -> bool:
-        """Whether rows with these columns are encoded already."""
-        return set(self.manifest.columns) <= set(columns)
 
     def _good(
         self, table: pa.Table, records: NDArray[np.int64], name: str, bad: dict[int, str]

@@ -16,6 +16,9 @@ class StreamConfig:
     uri: str = ""
     """A folder in which files arrive, a path or a pyarrow URI, or `kafka://HOST:PORT/TOPIC`. Empty: train on
     the days of `data.uri`."""
+    rows: Literal["raw", "encoded"] = "raw"
+    """What a record is: a `raw` row, as `data.convert` or `data.prepare` have read to make the data set; or
+    `encoded`, with the columns of the data set's own files."""
     wait_s: float = 1.0
     """Seconds after which a step begins although fewer records than `data.global_batch_size` have come."""
     end_after_s: float = 0.0

@@ -171,7 +171,7 @@ def _open_stream(
     # imported here, by a worker: the server that workers are forked of must not have the threads of polars
     opening = importlib.import_module("data.stream.opening")
     return StreamLoader(
-        opening.open_stream(stream.uri, manifest, config.data.uri),
+        opening.open_stream(stream.uri, manifest, config.data.uri, is_encoded=stream.rows == "encoded"),
         manifest,
         loader,
         Rules(

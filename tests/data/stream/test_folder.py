@@ -54,7 +54,7 @@ def drain(
 
 
 def open_folder(folder: Path, clock: Clock) -> tuple[FolderStream, dict[str, Place]]:
-    stream = FolderStream(str(folder), MANIFEST, "nowhere", now=clock)
+    stream = FolderStream(str(folder), MANIFEST, "nowhere", is_encoded=True, now=clock)
     return stream, dict.fromkeys(stream.partitions, START)
 
 
@@ -190,7 +190,7 @@ def test_raw_rows_are_encoded_as_the_data_set_was(tmp_path, clock):
     (folder / "4.tsv").write_text("clicked\tshop\n1\ta\n")
     for path in folder.iterdir():
         os.utime(path, (NOW_S - 100, NOW_S - 100))
-    stream = FolderStream(str(folder), read_manifest(dataset), dataset, now=clock)
+    stream = FolderStream(str(folder), read_manifest(dataset), dataset, is_encoded=False, now=clock)
     places = dict.fromkeys(stream.partitions, START)
     rows, bad = [], []
     while (fetched := stream.fetch(places, 2)) is not None:
