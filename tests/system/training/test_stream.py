@@ -1,0 +1,109 @@
+"""Training on files that arrive, through a killed worker, a stop, and another number of ranks."""
+
+import json
+import shutil
+import signal
+
+import polars as pl
+import pytest
+
+from tests.system.runs import only_folder, report_of, settings, wait_for
+from tests.system.training.test_resume import workers_of
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+OPTIONS = (
+    "train.precision=fp32",
+    "train.log_every_steps=1",
+    "train.progressive_steps=10",
+    "checkpoint.every_steps=10",
+    "stream.rows=encoded",
+    "stream.wait_s=0.2",
+)
+FILE_ROWS = 500
+
+
+class Arriving:
+    """A folder in which files of the data set's training days arrive."""
+
+    def __init__(self, dataset, folder):
+        self.folder, self.num_rows = folder, 0
+        folder.mkdir()
+        self._rows = pl.read_parquet(f"{dataset}/day=*/*.parquet")
+
+    def add(self, count):
+        for _ in range(count):
+            first = self.num_rows % (self._rows.height - FILE_ROWS)
+            part = self.folder / f"{self.num_rows}.tmp"
+            self._rows[first : first + FILE_ROWS].write_parquet(part, row_group_size=100)
+            shutil.move(part, part.with_suffix(".parquet"))
+            self.num_rows += FILE_ROWS
+
+
+def lines(runs, kind):
+    paths = list(runs.glob("*/metrics.jsonl"))
+    found = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+def trained(runs):
+    return max((line["trained"] for line in lines(runs, "stream")), default=0)
+
+
+def test_each_record_is_trained_once(start, dataset, memory, tmp_path):
+    arriving, runs = Arriving(dataset, tmp_path / "in"), tmp_path / "runs"
+    environment = {"CPR_RESIDENT_ROOT": str(memory)}
+
+    def train(*arguments, ranks=2):
+        program = ("-m", "dlrm.train", *arguments)
+        return start(*program, ranks=ranks, restarts=3, environment=environment, forks=True)
+
+    arriving.add(2)
+    run = train(*settings(dataset, runs, *OPTIONS, f"stream.uri={arriving.folder}"))
+    wait_for(lambda: trained(runs) == arriving.num_rows, run)
+    arriving.add(4)
+    wait_for(lambda: trained(runs) > 1200, run)
+    workers_of(run)[1].kill()
+    arriving.add(2)
+    wait_for(lambda: trained(runs) == arriving.num_rows, run)
+    folder = only_folder(runs)
+    run.send_signal(signal.SIGTERM)  # while it waits for records
+    _, said = run.communicate(timeout=60)
+    assert "before leaving" in said, said
+    arriving.add(3)
+    run = train("--resume", folder, "--set", "stream.end_after_s=4", ranks=1)
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 0, said
+    last = lines(runs, "stream")[-1]
+    assert (last["trained"], last["left_out"], last["bad"]) == (arriving.num_rows, 0, 0)
+    report = report_of(folder)
+    assert report["samples"] == arriving.num_rows
+    assert report["failures"]["recoveries"][0]["kind"] == "process"
+    assert report["metrics"]["auc"] > 0.55
+    windows = lines(runs, "progressive")
+    assert [window["step"] for window in windows] == list(range(10, report["steps"] + 1, 10))
+    assert sum(window["auc"] for window in windows[-5:]) > sum(window["auc"] for window in windows[:5])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("train.epochs=2",), "train.epochs=2 are passes over data"),
+        (("data.train_days=[0]",), "data.train_days"),
+        (("train.batching=dynamic",), "train.batching=dynamic sizes batches by speed"),
+        (("train.pipeline=waves",), "train.pipeline=waves is made for batches of one size"),
+        (("comm.exchange=selsync",), "comm.exchange=selsync averages parameters"),
+        (("recovery.max_pls=0.5",), "recovery.max_pls is a portion"),
+    ],
+)
+def test_what_streams_cannot_be_combined_with(more, said):
+    from dlrm.config.recipe import load_config  # noqa: PLC0415
+
+    with pytest.raises(ValueError, match=said):
+        load_config("tiny", ["stream.uri=/in", *more])
+    with pytest.raises(ValueError, match=r"stream\.wait_s: about data that streams in; set stream\.uri"):
+        load_config("tiny", ["stream.wait_s=3"])
+    with pytest.raises(ValueError, match=r"set that, too"):
+        load_config("tiny", ["stream.uri=/in", "stream.keep=oldest"])
+    with pytest.raises(ValueError, match=r"stream\.backlog must be at least 0"):
+        load_config("tiny", ["stream.uri=/in", "stream.backlog=-1"])
