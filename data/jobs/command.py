@@ -58,17 +58,22 @@ def run_command(name: str, command: Callable[[], int]) -> int:
 
 
 def print_verified(out: Location) -> int:
-    """Verify a data set and print the problems; returns the exit code."""
+    """Verify a data set, and print the problems and what to do; returns the exit code."""
     try:
         problems = verify(out)
     except ValueError as error:
-        problems = [str(error)]
-    for problem in problems:
-        print(problem)
+        print(error)
+        return 1
+    if not problems:
+        print(f"{out}: all digests and row counts are right")
+        return 0
+    print("\n".join(problems))
     print(
-        f"{out}: " + ("all digests and row counts are right" if not problems else f"{len(problems)} problems")
+        f"{out}: {len(problems)} problem{'s' if len(problems) > 1 else ''}. Delete the named files that are "
+        "there, and start the command again that made the data set: it then makes all files again, with the "
+        "same bytes"
     )
-    return 1 if problems else 0
+    return 1
 
 
 def parse_bytes(text: str) -> int:

@@ -49,7 +49,12 @@ def test_a_guessed_schema_converts_the_file_that_it_was_guessed_from(tmp_path, m
     assert command.main(["--verify", str(out)]) == 0
     (out / "vocabulary" / "genres.parquet").write_bytes(b"")
     assert command.main(["--verify", str(out)]) == 1
-    assert "vocabulary/genres.parquet has 0 bytes" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "vocabulary/genres.parquet has 0 bytes" in told
+    assert "1 problem. Delete the named files" in told
+    assert command.main([str(schema_path), str(path), "--out", str(out)]) == 0
+    assert "is damaged (vocabulary/genres.parquet has 0 bytes" in capsys.readouterr().err
+    assert command.main(["--verify", str(out)]) == 0
     assert command.main(["--guess", str(path), "-o", str(schema_path)]) == 2
     assert "exists; remove it" in capsys.readouterr().err
 
