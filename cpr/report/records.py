@@ -13,6 +13,7 @@ from typing import Any, Final
 from cpr.checkpoint.storage.base import is_local, open_storage
 from cpr.errors import CheckpointError
 from cpr.estimator.history import FailureCost, RunHistory, SaveCost, read_history
+from cpr.humanize import count_text
 from cpr.strict_json import build, parse
 
 METRICS_NAME: Final = "metrics.jsonl"
@@ -116,7 +117,7 @@ def read_run(run: str) -> RunRecords:
             f"{run} is no folder: name a run's folder, such as runs/20261121-151353-tiny, or the checkpoint "
             "directory of a script with cpr.PartialRecovery"
         )
-    is_trainers = any((folder / name).is_file() for name in (METRICS_NAME, "config.json"))
+    is_trainers = _is_trainers(folder)
     records = read_folder(folder) if is_trainers else _without_folder(run)
     try:
         history = read_history(open_storage(records.checkpoint))
@@ -138,18 +139,32 @@ def read_folder(folder: Path, history: RunHistory | None = None) -> RunRecords:
     """
     problems: list[str] = []
     config, versions = (_read_object(folder / f"{name}.json", problems) for name in ("config", "versions"))
-    checkpoint = config.get("checkpoint")
-    uri = checkpoint.get("uri") if isinstance(checkpoint, Mapping) else None
     lines = _read_lines(folder / METRICS_NAME, problems)
     return RunRecords(
         name=str(folder),
         lines=lines,
         config=config,
         versions=versions,
-        checkpoint=uri if uri and isinstance(uri, str) else str(folder / "checkpoint"),
+        checkpoint=_checkpoint_in(folder, config),
         history=history and _up_to_date(history, lines),
         problems=problems,
     )
+
+
+def checkpoint_of(place: str) -> str:
+    """The checkpoint directory of a run of `dlrm.train`, by its folder; any other path or URI unchanged."""
+    folder = Path(place)
+    return _checkpoint_in(folder, _read_object(folder / "config.json", [])) if _is_trainers(folder) else place
+
+
+def _is_trainers(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (METRICS_NAME, "config.json"))
+
+
+def _checkpoint_in(folder: Path, config: Mapping[str, Any]) -> str:
+    checkpoint = config.get("checkpoint")
+    uri = checkpoint.get("uri") if isinstance(checkpoint, Mapping) else None
+    return uri if uri and isinstance(uri, str) else str(folder / "checkpoint")
 
 
 def _up_to_date(history: RunHistory, lines: Sequence[Line]) -> RunHistory:
@@ -195,7 +210,7 @@ def _not_a_run(run: str, problems: Sequence[str]) -> str:
         return f"{run} is not the checkpoint directory of a run: {problems[0]}"
     inside = sorted(Path(run).glob(f"*/{METRICS_NAME}")) if is_local(run) else []
     if inside:
-        return f"{run} holds {len(inside)} runs: name one of them, such as {inside[-1].parent}"
+        return f"{run} holds {count_text(len(inside), 'run')}: name one of them, such as {inside[-1].parent}"
     return (
         f"{run} holds no run: there is neither {METRICS_NAME}, which dlrm.train writes into its run's "
         "folder, nor history-<epoch>.json, which cpr.PartialRecovery writes into its checkpoint directory"

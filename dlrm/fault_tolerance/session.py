@@ -15,6 +15,7 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.state.changes import UNCHANGED, Changes
 from cpr.errors import SaveFailedError, SaveRefusedError
 from cpr.estimator.history import RunHistory, SaveCost, SaveEvent
+from cpr.humanize import count_text
 from cpr.mirror.config import MirrorFigures
 from cpr.recovery.decide.lineage import refuse_unsaved
 from cpr.recovery.run.progress import RunProgress
@@ -208,7 +209,8 @@ class Checkpoints(Session):
         )
         if not loaded.same_ranks:
             logger.info(
-                "the save was made by %d ranks: random generators start over", loaded.state.newest.world_size
+                "the save was made by %s: random generators start over",
+                count_text(loaded.state.newest.world_size, "rank"),
             )
         return True
 

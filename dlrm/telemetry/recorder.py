@@ -17,6 +17,7 @@ import torch
 
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.estimator.history import RunHistory, SaveCost, SaveEvent
+from cpr.humanize import count_text
 from cpr.mirror.config import MirrorFigures
 from cpr.recovery.run.report import Recovery
 from cpr.report.page import PAGE_NAME, write_page
@@ -460,7 +461,7 @@ class Telemetry(Recorder):
         mirror = ""
         if self._mirror is not None and self._mirror.moments:
             self._write("mirror", self._steps, {"age_steps": self._mirror.age})
-            mirror = f", mirror {self._mirror.age} steps old"
+            mirror = f", mirror {count_text(self._mirror.age, 'step')} old"
         self._progress.show(f"loss {loss:.4f}{ranking}{mirror}", samples_per_s)
         if self._has_logits and (warning := self._watch.observe(self._samples, auc)):
             logger.warning(warning)

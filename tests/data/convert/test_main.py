@@ -165,7 +165,7 @@ def test_rows_without_labels_are_converted_to_be_scored(tmp_path, monkeypatch, c
     for _ in range(2):
         assert command.main(["--like", like, "--no-labels", tables[1], "--out", out]) == 0
         assert (
-            "30 rows on 1 days in 1 files; 0 bad rows\n  user: 11 table rows\nno labels: "
+            "30 rows on 1 day in 1 file; 0 bad rows\n  user: 11 table rows\nno labels: "
             in capsys.readouterr().out
         )
     assert command.main(["--like", out, tables[0], "--out", str(tmp_path / "none")]) == 0  # which has labels
