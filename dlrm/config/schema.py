@@ -129,7 +129,11 @@ class DataConfig:
             repeated = sorted({day for day in days if days.count(day) > 1})
             _check(not repeated, f"data.{name} names days {repeated} more than once; name each day once")
         overlap = sorted(set(self.train_days) & set(self.test_days))
-        _check(not overlap, f"days {overlap} are both in data.train_days and in data.test_days")
+        _check(
+            not overlap,
+            f"days {overlap} are both in data.train_days and in data.test_days; give each day to one of "
+            "them, or leave data.test_days out to test on the last day, trained or not",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
