@@ -41,7 +41,7 @@ from cpr.checkpoint.state.optimizer_state import OptimizerState
 from cpr.checkpoint.storage.base import Storage, is_local, open_storage
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import NotEnoughMemoryError, RunFinished, RunStoppedError, SaveFailedError, is_failure
-from cpr.estimator.history import RunHistory, SaveCost
+from cpr.estimator.history import RunHistory, SaveCost, SaveEvent
 from cpr.estimator.planning.interval import IntervalRule
 from cpr.faults import Injector
 from cpr.faults import Plan as FaultPlan
@@ -196,8 +196,8 @@ class PartialRecovery:
         """What the mirror of this worker's rows has cost, and how old it is; None without one."""
         return self._mirror.figures if self._mirror is not None else None
 
-    def take_save_costs(self) -> list[SaveCost]:
-        """Return bytes and times of the saves committed since the last call, oldest first."""
+    def take_save_costs(self) -> list[SaveCost | SaveEvent]:
+        """Return bytes and times of the saves committed since the last call, and those begun and failed."""
         return self._saves.take_costs() if self._saves is not None else []
 
     @property

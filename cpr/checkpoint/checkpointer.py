@@ -104,10 +104,11 @@ def agree(own: SaveRequest, requests: Sequence[SaveRequest]) -> bool:
 class Checkpointer:
     """Saves a sharded model in the background while it trains, and loads it on any number of ranks.
 
-    All ranks make the same calls in the same order, in the training thread. Training waits only while rows
-    are copied: encoding, writing and committing happen in a thread. Rows of fused tables on the CPU are
-    copied during the next forward pass, before the backward pass changes them; code that changes tables in
-    another way calls `settle` first.
+    All ranks make the same calls in the same order, in the training thread. Training waits while rows are
+    copied, and for the previous save if that is not finished (`CheckpointConfig.when_busy`): encoding,
+    writing and committing happen in a thread. Rows of fused tables on the CPU are copied during the next
+    forward pass, before the backward pass changes them; code that changes tables in another way calls
+    `settle` first.
 
     Methods that use the directory raise `CheckpointError` if it cannot be read or written, and `LockedError`
     if another live run owns it. The failure of a save in the background is raised once, by the next call of

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cpr.cli.command import BAD, FINE, Command, byte_bar
+from cpr.cli.command import BAD, FINE, Command, byte_bar, open_directory
 from cpr.humanize import count_text, size_text
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 def _add_directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "directory", metavar="DIR", help="checkpoint directory: a path or a URI such as s3://b/run"
+        "directory",
+        metavar="DIR",
+        help="checkpoint directory, a path or a URI such as s3://b/run, or the folder of a run of dlrm.train",
     )
 
 
@@ -33,30 +35,28 @@ def _add_describe(parser: argparse.ArgumentParser) -> None:
 def _describe(options: argparse.Namespace) -> int:
     from cpr.checkpoint.catalog.describe import describe
     from cpr.checkpoint.catalog.describe_text import as_text
-    from cpr.checkpoint.storage.base import open_storage
 
-    storage = open_storage(options.directory)
+    storage = open_directory(options.directory)
     about = describe(storage, datetime.now(UTC))
     if about is None:
-        raise ValueError(f"{storage.uri} holds no checkpoint")
+        raise ValueError(f"{storage.uri} holds no checkpoint: name a directory in which a run has saved")
     print(json.dumps(about.to_json(), indent=1) if options.json else as_text(about))
     return FINE
 
 
 def _verify(options: argparse.Namespace) -> int:
     from cpr.checkpoint.catalog.verify import verify
-    from cpr.checkpoint.storage.base import open_storage
 
-    storage = open_storage(options.directory)
+    storage = open_directory(options.directory)
     with byte_bar("verifying") as bar:
         result = verify(storage, bar.update, bar.reset)
     _print_rejected(result.rejected)
     if not result.states and all(save.unfinished for save in result.rejected):
-        raise ValueError(f"{storage.uri} holds no checkpoint")
+        raise ValueError(f"{storage.uri} holds no checkpoint: name a directory in which a run has saved")
     for cause in (*(file.cause for file in result.bad), *result.damaged_owners):
         print(f"bad: {cause}")
     verdict = f"{len(result.bad)} of them bad" if result.bad else "all as they were saved"
-    print(f"{result.num_files} files, {size_text(result.num_bytes)}: {verdict}")
+    print(f"{count_text(result.num_files, 'file')}, {size_text(result.num_bytes)}: {verdict}")
     newest = result.newest
     print(f"newest state that verifies: {_state_text(newest)}" if newest else "no state verifies")
     return FINE if result.is_fine else BAD
@@ -83,11 +83,10 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 def _export(options: argparse.Namespace) -> int:
     from cpr.checkpoint.interop.export import export
-    from cpr.checkpoint.storage.base import open_storage
 
     with byte_bar("exporting") as bar:
         done = export(
-            open_storage(options.directory),
+            open_directory(options.directory),
             options.to,
             options.out,
             sequence=options.sequence,

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cpr.cli.command import open_directory
 from cpr.humanize import parse_duration
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="checkpoint directory of a run, a path or a URI; repeatable, the newest last",
+        help="folder of a run, or its checkpoint directory, a path or a URI; repeatable, the newest last",
     )
     measured.add_argument(
         "--failures",
@@ -202,15 +203,14 @@ def mirror_of(
 
 
 def _history(uri: str) -> "RunHistory":
-    from cpr.checkpoint.storage.base import open_storage
     from cpr.estimator.history import read_history
 
-    storage = open_storage(uri)
+    storage = open_directory(uri)
     history = read_history(storage)
     if history is None:
         raise ValueError(
             f"{storage.uri} has no history (history-<epoch>.json), where cpr.PartialRecovery writes what "
-            "saves and failures cost a run. Name the directory of its checkpoints, train with it "
+            "saves and failures cost a run. Name its folder or checkpoint directory, train with it "
             "(dlrm.train: under torchrun --max-restarts, with checkpoint.every_steps) until it has saved, or "
             "give the job's times: --total, --fail, --save and --nodes"
         )

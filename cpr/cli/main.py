@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from cpr.cli.checkpoints import DESCRIBE, EXPORT, IMPORT, VERIFY
-from cpr.cli.command import FAILED, INTERRUPTED, Command
+from cpr.cli.command import FAILED, INTERRUPTED, NEGATIVE, Command
 from cpr.cli.doctor_command import DOCTOR
 from cpr.cli.plan_command import PLAN
 from cpr.cli.report_command import REPORT
@@ -56,5 +56,6 @@ def build_parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         sub = commands.add_parser(command.name, help=command.help, description=command.help)
         command.add_arguments(sub)
+        sub._negative_number_matcher = NEGATIVE
         sub.set_defaults(run=command.run)
     return parser

@@ -79,6 +79,18 @@ class SaveCost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SaveEvent:
+    """A save that has begun or failed; `SaveCost` is one that is committed."""
+
+    step: int
+    """Training steps done when that happened."""
+    blocked_s: float = 0.0
+    """Seconds that training on this rank waited until the save had begun, also for the save before it."""
+    failure: str = ""
+    """Why the save failed; empty: it has begun."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TypicalSave:
     """Median cost of many saves, since the measured cost of a single save is noisy."""
 
@@ -141,6 +153,8 @@ class RunHistory:
     """Portion of lost samples so far; None: unknown."""
     saves: Sequence[SaveCost] = ()
     """The newest `SAVES_KEPT` of each kind, oldest first."""
+    failed_saves: int = 0
+    """Number of saves that failed."""
     failures: Sequence[FailureCost] = ()
     """Oldest first."""
 

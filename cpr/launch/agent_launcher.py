@@ -65,6 +65,10 @@ def run_command(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise ValueError("say what to run: cpr run -- torchrun --nproc-per-node 4 -m dlrm.train ...")
+    if shutil.which(command[0]) is None:
+        raise ValueError(
+            f"{command[0]} is no program on PATH: install it, activate its environment, or give its path"
+        )
     if options.restarts < 0:
         raise ValueError(f"--restarts must be 0 or more, not {options.restarts}")
     return AgentLauncher(command, options.restarts).run()

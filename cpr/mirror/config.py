@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cpr.fields import check_fields
-from cpr.humanize import parse_size, share_text
+from cpr.humanize import count_text, parse_size, share_text
 
 WireDtype = Literal["fp32", "bf16", "int8"]
 
@@ -92,9 +92,9 @@ class MirrorFigures:
             return "it was never whole"
         size = self.num_bytes / self.moments / 1e6
         rows = self.num_rows / self.moments
-        rounded = f"; {self.rounded:,} rows rounded at the end" if self.rounded else ""
+        rounded = f"; {count_text(self.rounded, 'row')} rounded at the end" if self.rounded else ""
         share = f"; it holds {share_text(self.share)} of the tables" if self.share < 1 else ""
         return (
-            f"{self.moments:,} moments of {rows:,.0f} rows and {size:,.2f} MB; at most {self.oldest:,} steps "
-            f"behind{rounded}{share}"
+            f"{count_text(self.moments, 'moment')} of {count_text(round(rows), 'row')} and {size:,.2f} MB; "
+            f"at most {count_text(self.oldest, 'step')} behind{rounded}{share}"
         )

@@ -106,16 +106,18 @@ def _head(records: RunRecords, now: datetime) -> Iterator[str]:
         else None
         for name, key in (("steps", "step"), ("samples", "samples"))
     )
-    total = None if history is None else history.samples_total
+    total, failed = None if history is None else history.samples_total, records.num_failed_saves
     figures = {
         "steps": "unknown" if steps is None else f"{steps:,.0f}",
         "samples": "unknown" if samples is None else f"{samples:,.0f}{_of(samples, total)}",
         "AUC": _newest(records, "auc"),
         "PLS": "unknown" if records.pls is None else f"{records.pls:.6f}",
         "failures": str(len(records.failures)),
-        "saves": f"{len(records.saves):,}",
+        "saves": f"{len(records.saves):,}{f' ({failed:,} failed)' if failed else ''}",
     }
     yield tiles(figures)
+    if at_s := min(_recorded_until_s(records), now.timestamp()):
+        yield paragraph(f"The figures are those recorded until {_time(datetime.fromtimestamp(at_s, UTC))}.")
     if records.problems:
         note = paragraph("Not everything could be read:") + bullets(records.problems)
         yield f'<div class="problems">{note}</div>'
@@ -142,11 +144,11 @@ def _about(records: RunRecords) -> Iterator[str]:
 def _state(records: RunRecords, now: datetime) -> str:
     """Whether the run has ended, as far as its records say."""
     last = records.lines[-1] if records.lines else {}
+    history = records.history
     if last.get("kind") == "end":
         is_done = last.get("reason") == "finished"
         return "The run has finished." if is_done else f"The run has ended: {last.get('reason')}."
-    history = records.history
-    at_s = max(number(last.get("time")) or 0.0, 0.0 if history is None else history.clock_s)
+    at_s = _recorded_until_s(records)
     if not at_s:
         return "It is not recorded whether the run has ended."
     ago = duration_text(max(0.0, now.timestamp() - at_s))
@@ -154,6 +156,13 @@ def _state(records: RunRecords, now: datetime) -> str:
     if history is not None and history.samples_total and history.samples_done >= history.samples_total:
         return f"All samples are trained. {newest}"
     return f"No end is recorded: the run still trains, or was killed. {newest}"
+
+
+def _recorded_until_s(records: RunRecords) -> float:
+    """Unix time of the newest record; 0 if none has a time."""
+    if records.history is not None:
+        return records.history.clock_s
+    return max([0.0, *(number(line.get("time")) or 0.0 for line in records.lines)])
 
 
 def _learning_curve(records: RunRecords) -> Iterator[str]:
@@ -240,8 +249,9 @@ def _step_parts(records: RunRecords) -> Iterator[str]:
 
 def _saves(records: RunRecords) -> Iterator[str]:
     saves = records.saves
+    yield from _saves_without_commit(records)
     if not saves:
-        yield unknown("No save is recorded.")
+        yield unknown("No committed save is recorded.")
         return
     rows = []
     for kind, shown in (("base", "everything"), ("rows", "some rows")):
@@ -269,6 +279,22 @@ def _saves(records: RunRecords) -> Iterator[str]:
         _plain,
         from_zero=True,
     )
+
+
+def _saves_without_commit(records: RunRecords) -> Iterator[str]:
+    if records.num_failed_saves:
+        lines = records.of_kind("save_failed")
+        newest = (
+            f" The newest after step {lines[-1].get('step')}: {lines[-1].get('reason')}." if lines else ""
+        )
+        yield paragraph(f"{count_text(records.num_failed_saves, 'save')} failed.{newest}")
+    if waits := records.uncommitted_saves:
+        yield paragraph(
+            f"{count_text(len(waits), 'save')} without a commit (failed, interrupted, or being written), the "
+            f"newest of step {max(waits):,.0f}: until they had begun, training waited "
+            f"{duration_text(sum(waits.values()))}. A save that is due while the one before is being written "
+            "waits for that: if it often does, save less often."
+        )
 
 
 def _typical(saves: Sequence[SaveCost]) -> SaveCost:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from cpr.checkpoint.storage.base import is_local, open_storage
 from cpr.errors import CheckpointError
 from cpr.estimator.history import FailureCost, RunHistory, SaveCost, read_history
+from cpr.humanize import count_text
 from cpr.strict_json import build, parse
 
 METRICS_NAME: Final = "metrics.jsonl"
@@ -38,6 +39,7 @@ class RunRecords:
     checkpoint: str
     """Path or URI of the checkpoint directory."""
     history: RunHistory | None = None
+    """Brought up to date by `lines` that are newer than it."""
     problems: Sequence[str] = ()
     """What could not be read, and why."""
 
@@ -50,22 +52,42 @@ class RunRecords:
         """Costs of saves, oldest first: of the history, or where there is none, of the metrics."""
         if self.history is not None:
             return self.history.saves
-        return [save for save in map(_save_of, self.of_kind("save")) if save is not None]
+        return _saves_of(self.lines)
+
+    @property
+    def num_failed_saves(self) -> int:
+        """Number of failed saves; a resumed run has removed the lines of steps that it trains again."""
+        counted = 0 if self.history is None else self.history.failed_saves
+        return max(counted, len(self.of_kind("save_failed")))
+
+    @property
+    def uncommitted_saves(self) -> dict[float, float]:
+        """Saves that have begun and are not committed: seconds that training waited until then, by step."""
+        committed = {save.step for save in (*self.saves, *_saves_of(self.lines))}
+        begun = [
+            (number(line.get("step")), number(line.get("wait_seconds")))
+            for line in self.of_kind("save_begun")
+        ]
+        return {
+            step: waited_s
+            for step, waited_s in begun
+            if step is not None and waited_s is not None and step not in committed
+        }
 
     @property
     def failures(self) -> Sequence[FailureCost]:
         """Failures with their recoveries, oldest first: of the history, or of the metrics."""
         if self.history is not None:
             return self.history.failures
-        return [each for each in map(_failure_of, self.of_kind("recovery")) if each is not None]
+        return _failures_of(self.lines)
 
     @property
     def pls(self) -> float | None:
         """Portion of lost samples so far; None: unknown."""
-        if self.history is not None and self.history.pls is not None:
-            return self.history.pls
         recoveries = self.of_kind("recovery")
-        return number(recoveries[-1].get("pls")) if recoveries else None
+        told = number(recoveries[-1].get("pls")) if recoveries else None
+        counted = None if self.history is None else self.history.pls
+        return max((each for each in (told, counted) if each is not None), default=None)
 
 
 def number(value: Any) -> float | None:
@@ -95,10 +117,11 @@ def read_run(run: str) -> RunRecords:
             f"{run} is no folder: name a run's folder, such as runs/20261121-151353-tiny, or the checkpoint "
             "directory of a script with cpr.PartialRecovery"
         )
-    is_trainers = any((folder / name).is_file() for name in (METRICS_NAME, "config.json"))
+    is_trainers = _is_trainers(folder)
     records = read_folder(folder) if is_trainers else _without_folder(run)
     try:
-        records = replace(records, history=read_history(open_storage(records.checkpoint)))
+        history = read_history(open_storage(records.checkpoint))
+        records = replace(records, history=history and _up_to_date(history, records.lines))
     except (CheckpointError, OSError, ValueError) as error:
         problem = f"the history of saves and failures cannot be read: {error}"
         records = replace(records, problems=(*records.problems, problem))
@@ -116,17 +139,66 @@ def read_folder(folder: Path, history: RunHistory | None = None) -> RunRecords:
     """
     problems: list[str] = []
     config, versions = (_read_object(folder / f"{name}.json", problems) for name in ("config", "versions"))
-    checkpoint = config.get("checkpoint")
-    uri = checkpoint.get("uri") if isinstance(checkpoint, Mapping) else None
+    lines = _read_lines(folder / METRICS_NAME, problems)
     return RunRecords(
         name=str(folder),
-        lines=_read_lines(folder / METRICS_NAME, problems),
+        lines=lines,
         config=config,
         versions=versions,
-        checkpoint=uri if uri and isinstance(uri, str) else str(folder / "checkpoint"),
-        history=history,
+        checkpoint=_checkpoint_in(folder, config),
+        history=history and _up_to_date(history, lines),
         problems=problems,
     )
+
+
+def checkpoint_of(place: str) -> str:
+    """The checkpoint directory of a run of `dlrm.train`, by its folder; any other path or URI unchanged."""
+    folder = Path(place)
+    return _checkpoint_in(folder, _read_object(folder / "config.json", [])) if _is_trainers(folder) else place
+
+
+def _is_trainers(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (METRICS_NAME, "config.json"))
+
+
+def _checkpoint_in(folder: Path, config: Mapping[str, Any]) -> str:
+    checkpoint = config.get("checkpoint")
+    uri = checkpoint.get("uri") if isinstance(checkpoint, Mapping) else None
+    return uri if uri and isinstance(uri, str) else str(folder / "checkpoint")
+
+
+def _up_to_date(history: RunHistory, lines: Sequence[Line]) -> RunHistory:
+    """The history continued by newer lines: it is written when a save ends, they while training continues."""
+    newer = [line for line in lines if _time(line) > history.clock_s]
+    if not newer:
+        return history
+    trained = next((line for line in reversed(newer) if line["kind"] == "train"), {})
+    steps, samples = number(trained.get("step")), number(trained.get("samples"))
+    saved, recovered = ({each.step for each in known} for known in (history.saves, history.failures))
+    failures = [
+        replace(
+            failure,
+            elapsed_s=history.elapsed_s + _time(line) - history.clock_s,
+            nodes_lost=failure.lost_share * history.nodes,
+        )
+        for line in newer
+        for failure in _failures_of([line])
+        if failure.step not in recovered
+    ]
+    clock_s = max(map(_time, newer))
+    return replace(
+        history,
+        steps_done=history.steps_done if steps is None else int(steps),
+        samples_done=history.samples_done if samples is None else int(samples),
+        elapsed_s=history.elapsed_s + clock_s - history.clock_s,
+        clock_s=clock_s,
+        saves=(*history.saves, *(each for each in _saves_of(newer) if each.step not in saved)),
+        failures=(*history.failures, *failures),
+    )
+
+
+def _time(line: Line) -> float:
+    return number(line.get("time")) or 0.0
 
 
 def _without_folder(uri: str) -> RunRecords:
@@ -138,7 +210,7 @@ def _not_a_run(run: str, problems: Sequence[str]) -> str:
         return f"{run} is not the checkpoint directory of a run: {problems[0]}"
     inside = sorted(Path(run).glob(f"*/{METRICS_NAME}")) if is_local(run) else []
     if inside:
-        return f"{run} holds {len(inside)} runs: name one of them, such as {inside[-1].parent}"
+        return f"{run} holds {count_text(len(inside), 'run')}: name one of them, such as {inside[-1].parent}"
     return (
         f"{run} holds no run: there is neither {METRICS_NAME}, which dlrm.train writes into its run's "
         "folder, nor history-<epoch>.json, which cpr.PartialRecovery writes into its checkpoint directory"
@@ -186,6 +258,16 @@ def _read_lines(path: Path, problems: list[str]) -> list[Line]:
             f"(line {listed}{more}); a line that a running trainer is writing just now looks like that, too"
         )
     return lines
+
+
+def _saves_of(lines: Sequence[Line]) -> list[SaveCost]:
+    saves = (_save_of(line) for line in lines if line["kind"] == "save")
+    return [save for save in saves if save is not None]
+
+
+def _failures_of(lines: Sequence[Line]) -> list[FailureCost]:
+    failures = (_failure_of(line) for line in lines if line["kind"] == "recovery")
+    return [failure for failure in failures if failure is not None]
 
 
 def _save_of(line: Line) -> SaveCost | None:

@@ -1,8 +1,9 @@
 """History of a run: measures what its saves and failures cost, and writes that to a JSON file with the saves.
 
 Rank 0 keeps the history, through all generations of workers. The file is written in the background: at each
-start, after the first step, and when a save has been committed. A history that cannot be written stops no
-training. While the file cannot be read, it stays as it is; once it can, the new measurements are added to it.
+start, after the first step, and when a save was committed or has failed. A history that cannot be written
+stops no training. While the file cannot be read, it stays as it is; once it can, the new measurements are
+added to it.
 
 During a save, steps share processors, memory and disks with it on all ranks, which wait for each other in
 every step. So one rank can measure how much longer steps take for all of them.
@@ -206,6 +207,11 @@ class HistoryWriter:
         """Watch a save that was begun after this step."""
         self._under_way.append(ConcurrentSave(save, self._progress.steps_done))
 
+    def note_failed_save(self) -> None:
+        """Count a save that has failed, or could not begin."""
+        self._history = replace(self._history, failed_saves=self._history.failed_saves + 1)
+        self._is_behind = True
+
     def finish(self) -> None:
         """Write the end of the run; no save is under way any more."""
         for each in self._under_way:
@@ -305,6 +311,7 @@ class HistoryWriter:
                 step_s=before.step_s,
                 elapsed_s=elapsed_s,
                 saves=newest_saves((*before.saves, *mine.saves), SAVES_KEPT),
+                failed_saves=before.failed_saves + mine.failed_saves,
                 failures=(*before.failures, *(replace(each, elapsed_s=failed_s) for each in mine.failures)),
             )
         return True

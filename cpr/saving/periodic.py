@@ -19,7 +19,7 @@ from cpr.checkpoint.format.manifest import Moment
 from cpr.checkpoint.save.stager import seconds_left
 from cpr.checkpoint.save.writer_thread import Save
 from cpr.errors import CheckpointError, LockedError, MismatchError, SaveFailedError, SaveRefusedError
-from cpr.estimator.history import RunHistory, SaveCost
+from cpr.estimator.history import RunHistory, SaveCost, SaveEvent
 from cpr.humanize import duration_text
 from cpr.recovery.run.progress import RunProgress
 from cpr.saving.cadence import Pace
@@ -50,6 +50,8 @@ class Retries:
     def __init__(self, group: RankGroup, give_up_after_s: float | None = None) -> None:
         self._group, self._give_up_after_s = group, give_up_after_s
         self._num_failed = 0
+        self.errors: list[CheckpointError] = []
+        """Why saves have failed, for the caller to record and clear."""
         self._failing_since = self._failing_s = 0.0
         self._save: Save | None = None
         """The save whose outcome not all ranks know yet."""
@@ -154,6 +156,7 @@ class Retries:
         if isinstance(error, SaveRefusedError):
             raise error
         self._num_failed += 1
+        self.errors.append(error)
         mine = self._decide(steps_done) if self._group.rank == 0 else None
         self._failing_s, pause_s, pause_steps = self._group.broadcast(mine)
         if self._give_up_after_s is not None and self._failing_s >= self._give_up_after_s:
@@ -192,7 +195,7 @@ class Retries:
 POSTPONED_STEPS: Final = 8
 """Steps until a row save that was due while another save was under way is tried again."""
 COSTS_KEPT: Final = 256
-"""Number of newest saves whose costs `take_costs` can return."""
+"""Number of newest costs and events of saves that `take_costs` can return."""
 POLL_S: Final = 0.1
 """Pause before the last save is tried again, where a busy checkpointer skips saves."""
 
@@ -230,15 +233,15 @@ class Saves:
         """Training steps done at the newest save of one moment; None: there is none, or it has failed."""
         self._retries = Retries(checkpointer.agreement, give_up_after_s)
         self._begun: deque[tuple[int, Save]] = deque()
-        self._costs: deque[SaveCost] = deque(maxlen=COSTS_KEPT)
+        self._costs: deque[SaveCost | SaveEvent] = deque(maxlen=COSTS_KEPT)
 
     @property
     def history(self) -> RunHistory | None:
         """Measured costs so far, on rank 0."""
         return self._writer.history if self._writer is not None else None
 
-    def take_costs(self) -> list[SaveCost]:
-        """Return the costs of the saves committed since the last call, oldest first."""
+    def take_costs(self) -> list[SaveCost | SaveEvent]:
+        """Return what was committed, has begun and has failed since the last call, oldest first."""
         self._note_costs()
         taken = list(self._costs)
         self._costs.clear()
@@ -323,6 +326,7 @@ class Saves:
             while not self._finish_once(before_retry):
                 pass
         finally:
+            self._note_costs()
             if self._writer is not None:
                 self._writer.finish()
             self._checkpointer.close()
@@ -400,6 +404,7 @@ class Saves:
         with self._logged():
             is_free = self._checkpointer.is_free()
         if is_free and (error := self._retries.take_unreported()) is not None:
+            self._retries.errors.append(error)
             self._log_error(f"{error}. Everything is saved again now")
         if is_free and self._rows is not None:
             self._rows.note_outcome()
@@ -435,6 +440,7 @@ class Saves:
             return
         self._retries.begin(save, self._progress.steps_done)
         self._begun.append((self._progress.steps_done, save))
+        self._costs.append(SaveEvent(step=self._progress.steps_done, blocked_s=save.blocked_s))
         if self._writer is not None:
             self._writer.note_save(save)
 
@@ -451,6 +457,11 @@ class Saves:
                         seconds=save.seconds,
                     )
                 )
+        for error in self._retries.errors:
+            self._costs.append(SaveEvent(step=self._progress.steps_done, failure=str(error)))
+            if self._writer is not None:
+                self._writer.note_failed_save()
+        self._retries.errors.clear()
 
     def _log_error(self, text: str) -> None:
         """Log once, and not on every rank, because the rank tells nothing more."""

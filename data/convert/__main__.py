@@ -13,6 +13,7 @@ The same command continues a job that was killed at any moment. Exit codes: 0 su
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import starmap
 from pathlib import Path
 
 from data.convert.config import ConvertConfig
@@ -20,6 +21,7 @@ from data.convert.guess import guess
 from data.convert.job import bad_rows, convert
 from data.convert.like import schema_like
 from data.jobs.command import add_job_flags, parse_bytes, print_verified, run_command
+from data.jobs.display import count_text
 from data.jobs.files import durable_file
 from data.jobs.location import Location
 from data.jobs.rejects import REJECTS_NAME
@@ -96,13 +98,14 @@ def _convert(flags: argparse.Namespace) -> int:
         max_bad_ratio=flags.max_bad_ratio,
     )
     manifest = convert(config)
-    size = f"{manifest.num_rows:,} rows on {len(manifest.days)} days in {len(manifest.parts)} files"
+    counts = (manifest.num_rows, "row"), (len(manifest.days), "day"), (len(manifest.parts), "file")
+    size = "{} on {} in {}".format(*starmap(count_text, counts))
     rejects = bad_rows(manifest)
-    print(f"{flags.out}: {size}; {rejects.total():,} bad rows")
+    print(f"{flags.out}: {size}; {count_text(rejects.total(), 'bad row')}")
     for reason, count in rejects.most_common():
         print(f"  {count:,}: {reason} ({flags.out / REJECTS_NAME})")
     for feature in manifest.features:
-        print(f"  {feature.name}: {f'{feature.rows:,} table rows' if feature.rows else 'raw ids'}")
+        print(f"  {feature.name}: {count_text(feature.rows, 'table row') if feature.rows else 'raw ids'}")
     if not config.schema.has_labels:
         why = f", as {flags.like} has none" if flags.like and not flags.no_labels else ""
         print(f"no labels{why}: for `python -m dlrm.predict`, not for training")

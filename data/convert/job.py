@@ -38,7 +38,9 @@ _VALUE_BYTES: Final = 80
 
 
 def convert(config: ConvertConfig) -> DatasetManifest:
-    """Make a data set, or finish an interrupted one; a finished data set is left unchanged.
+    """Make a data set, or finish an interrupted one.
+
+    A finished data set is left unchanged, unless a file is missing or has another size.
 
     Raises:
         ValueError: the input or the folder is invalid, or too many rows are bad.
@@ -69,7 +71,7 @@ def _convert(config: ConvertConfig, workers_for: WorkersFor) -> DatasetManifest:
         identity["like"] = vocabulary_digests(config.like)
     with locked(config.out):
         state = config.out / STATE_FOLDER
-        if not is_finished(config.out, MAKER, identity):
+        if not is_finished(config.out, STATE_FOLDER, MAKER, identity):
             refuse_hopeless(inputs, config.schema)  # before the folder belongs to this schema
             with begun(config.out, STATE_FOLDER, identity):
                 _Job(config, inputs, state, workers_for).run(identity)

@@ -16,6 +16,7 @@ from typing import Final
 
 from data.index.job import Indexed, columns_of, index
 from data.index.schema import IndexSchema, guess
+from data.jobs.display import count_text
 from data.jobs.folder import FOR_THE_USER
 
 DAYS_SHOWN: Final = 10
@@ -72,13 +73,15 @@ def describe(uri: str, made: Indexed) -> str:
     """Describe an index for people: its size, its days and its tables."""
     manifest = made.manifest
     days = ", ".join(map(str, manifest.days[:DAYS_SHOWN])) + ", ..." * (len(manifest.days) > DAYS_SHOWN)
-    size = f"{manifest.num_rows:,} rows in {len(manifest.parts)} files on day {days}"
+    size = (
+        f"{count_text(manifest.num_rows, 'row')} in {count_text(len(manifest.parts), 'file')} on day {days}"
+    )
     clicks = "no labels, for `python -m dlrm.predict`"
     if made.num_clicks is not None:
         clicks = f"{made.num_clicks / manifest.num_rows:.1%} with label 1"
-    lines = [f"{uri}: {size}, {clicks}; {len(manifest.dense)} dense columns"]
+    lines = [f"{uri}: {size}, {clicks}; {count_text(len(manifest.dense), 'dense column')}"]
     for feature in manifest.features:
-        rows = f"{feature.rows:,} rows" if feature.rows else "raw ids"
+        rows = count_text(feature.rows, "row") if feature.rows else "raw ids"
         weights = f", weights {feature.weights}" if feature.weights else ""
         lines.append(
             f"  {feature.name}: {rows}, {made.ids_per_sample[feature.name]:.3g} ids a sample{weights}"
@@ -86,7 +89,7 @@ def describe(uri: str, made: Indexed) -> str:
     if len(manifest.days) == 1 and made.num_clicks is not None:
         lines.append(
             "There is one day, and training keeps the last one for the test: put test rows into a file or a "
-            "folder day=N of their own, or set data.train_days and data.test_days both to it"
+            "folder day=N of their own, or set data.train_days to it, to train and test on the same rows"
         )
     return "\n".join(lines) + "\n"
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from data.jobs.display import count_text
 from data.jobs.folder import FOR_THE_USER, FULL_DISK
 from data.jobs.location import Location
 from data.jobs.verify import verify
@@ -21,6 +22,7 @@ def add_job_flags(parser: argparse.ArgumentParser, bad: str, max_bad_ratio: floa
         bad: what may be bad, e.g. `rows`.
         max_bad_ratio: default of that flag.
     """
+    parser._negative_number_matcher = re.compile(r"-\.?\d.*")  # -5G is a value, which is refused, and no flag
     add = parser.add_argument
     add(
         "--verify",
@@ -58,17 +60,22 @@ def run_command(name: str, command: Callable[[], int]) -> int:
 
 
 def print_verified(out: Location) -> int:
-    """Verify a data set and print the problems; returns the exit code."""
+    """Verify a data set, and print the problems and what to do; returns the exit code."""
     try:
         problems = verify(out)
     except ValueError as error:
-        problems = [str(error)]
-    for problem in problems:
-        print(problem)
+        print(error)
+        return 1
+    if not problems:
+        print(f"{out}: all digests and row counts are right")
+        return 0
+    print("\n".join(problems))
     print(
-        f"{out}: " + ("all digests and row counts are right" if not problems else f"{len(problems)} problems")
+        f"{out}: {count_text(len(problems), 'problem')}. Delete the named files that are "
+        "there, and start the command again that made the data set: it then makes all files again, with the "
+        "same bytes"
     )
-    return 1 if problems else 0
+    return 1
 
 
 def parse_bytes(text: str) -> int:

@@ -10,6 +10,11 @@ QUIET_INTERVAL_S: Final = 30.0
 """Between two lines when the output is not a terminal."""
 
 
+def count_text(number: int, what: str) -> str:
+    """A count of things, with a plural s."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 class ProgressDisplay:
     """Shows share done, rows/s and time left: as a bar on a terminal, as occasional lines elsewhere.
 

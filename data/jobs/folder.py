@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from data.dataset import MANIFEST_NAME, read_manifest
 from data.jobs.files import durable_file, remove_leftovers
 from data.jobs.location import Location
 from data.jobs.store_lock import LOCK_NAME, store_locked
+from data.jobs.verify import check_sizes
 
 FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FOR_THE_USER: Final = (*FULL_DISK, errno.EACCES, errno.EPERM, errno.EROFS)
@@ -93,8 +95,7 @@ def begun(place: Path | Location, state_name: str, identity: Mapping[str, Any]) 
             )
     try:
         remove_leftovers(out)
-        with durable_file(noted) as sink:
-            sink.write(json.dumps(identity, indent=1, sort_keys=True).encode())
+        _note(noted, identity)
         yield
     except OSError as error:
         if error.errno not in FULL_DISK:
@@ -108,11 +109,14 @@ def begun(place: Path | Location, state_name: str, identity: Mapping[str, Any]) 
         remove_leftovers(out)
 
 
-def is_finished(out: Location, maker: str, identity: Mapping[str, Any]) -> bool:
+def is_finished(out: Location, state_name: str, maker: str, identity: Mapping[str, Any]) -> bool:
     """Whether the folder already holds the job's data set.
+
+    If a file of it is missing or has another size, it is turned into an unfinished one, to be made again.
 
     Args:
         out: the folder.
+        state_name: name of the folder in it for the job's state.
         maker: module that makes the data set.
         identity: settings that decide the output.
 
@@ -121,11 +125,26 @@ def is_finished(out: Location, maker: str, identity: Mapping[str, Any]) -> bool:
     """
     if (out / MANIFEST_NAME).size() is None:
         return False
-    provenance = read_manifest(out.root).provenance
+    manifest = read_manifest(out.root)
+    provenance = manifest.provenance
     if provenance.get("maker") != maker:
         raise ValueError(f"{out} holds a data set that {maker} did not make; choose another --out")
     refuse_difference(out, provenance["identity"], identity)
-    return True
+    problems = check_sizes(out, manifest)
+    if problems:
+        more = ", ..." if len(problems) > 1 else ""
+        print(f"{out} is damaged ({next(iter(problems.values()))}{more}) and is made again", file=sys.stderr)
+        for path in problems.keys() & out.sizes().keys():  # a job keeps the vocabularies that it finds
+            (out / path).delete()
+        (out / state_name).delete_folder()
+        _note(out / state_name / _IDENTITY_NAME, identity)
+        (out / MANIFEST_NAME).delete()  # last: killed before that, the next start finds the same damage
+    return not problems
+
+
+def _note(noted: Location, identity: Mapping[str, Any]) -> None:
+    with durable_file(noted) as sink:
+        sink.write(json.dumps(identity, indent=1, sort_keys=True).encode())
 
 
 def refuse_difference(out: Path | Location, there: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -12,10 +12,11 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 from data.criteo import CATEGORY_NAMES, TERABYTE_CAP
 from data.jobs.command import add_job_flags, parse_bytes, print_verified, run_command
+from data.jobs.display import count_text
 from data.jobs.location import Location
 from data.jobs.rejects import REJECTS_NAME
 from data.prepare.config import DEFAULT_MIN_COUNT, ID_RULES, PrepareConfig
@@ -76,8 +77,9 @@ def _prepare(flags: argparse.Namespace) -> int:
     manifest = prepare(config)
     rejects = Counter[str](manifest.provenance["rejects"]["num_rejects"])
     num_trailing = rejects.pop(TRAILING_BYTES, 0)
-    size = f"{manifest.num_rows:,} rows on {len(manifest.days)} days in {len(manifest.parts)} files"
-    print(f"{flags.out}: {size}; {rejects.total():,} bad lines")
+    counts = (manifest.num_rows, "row"), (len(manifest.days), "day"), (len(manifest.parts), "file")
+    size = "{} on {} in {}".format(*starmap(count_text, counts))
+    print(f"{flags.out}: {size}; {count_text(rejects.total(), 'bad line')}")
     if num_trailing:
         print(
             f"{num_trailing} of the raw files hold bytes after the end of their compressed data. All lines "

@@ -29,7 +29,9 @@ VOCABULARY_FOLDER: Final = "vocabulary"
 
 
 def prepare(config: PrepareConfig) -> DatasetManifest:
-    """Make a prepared data set, or finish an interrupted one; a finished data set is left unchanged.
+    """Make a prepared data set, or finish an interrupted one.
+
+    A finished data set is left unchanged, unless a file is missing or has another size.
 
     Raises:
         ValueError: the input or the folder is invalid, or too many lines are bad.
@@ -58,7 +60,7 @@ def _prepare(config: PrepareConfig, workers_for: WorkersFor) -> DatasetManifest:
     sizes = [(raw.path, raw.num_bytes) for raw in inputs]
     with locked(config.out):
         state = config.out / STATE_FOLDER
-        if not is_finished(config.out, MAKER, identity):
+        if not is_finished(config.out, STATE_FOLDER, MAKER, identity):
             with (
                 begun(config.out, STATE_FOLDER, identity),
                 workers_for(config.processes, state, sizes) as workers,

@@ -82,7 +82,10 @@ def load_resumed(folder: Path, overrides: Sequence[str] = ()) -> tuple[str, Conf
         raw = json.loads(path.read_text())
         recipe = raw.pop("recipe")
     except FileNotFoundError as error:
-        raise ValueError(f"{folder} is not the folder of a run: there is no {path}") from error
+        raise ValueError(
+            f"{folder} is not the folder of a run: there is no {path}. Name one that dlrm.train has made, "
+            "such as runs/20261121-151353-tiny"
+        ) from error
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read ({error!r}); start again with --recipe") from error
     return recipe, _configure(raw, overrides)

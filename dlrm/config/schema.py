@@ -124,8 +124,16 @@ class DataConfig:
             bool(self.cache_folder) or (self.cache_disk_gb, self.cache_memory_gb) == usual,
             "data.cache_disk_gb and data.cache_memory_gb are limits of a cache; set data.cache_folder",
         )
+        for name in ("train_days", "test_days"):
+            days = getattr(self, name)
+            repeated = sorted({day for day in days if days.count(day) > 1})
+            _check(not repeated, f"data.{name} names days {repeated} more than once; name each day once")
         overlap = sorted(set(self.train_days) & set(self.test_days))
-        _check(not overlap, f"days {overlap} are both in data.train_days and in data.test_days")
+        _check(
+            not overlap,
+            f"days {overlap} are both in data.train_days and in data.test_days; give each day to one of "
+            "them, or leave data.test_days out to test on the last day, trained or not",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,7 +464,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint.")
-        _check_least(self, "checkpoint.", every_steps=0, host_memory_mb=128)
+        _check_least(self, "checkpoint.", every_steps=0, host_memory_mb=128, mean_hours_to_failure=0)
         _check(0 < self.ratio <= 1, "checkpoint.ratio is a share, above 0 and at most 1")
         _check(0 <= self.target_pls < 1, "checkpoint.target_pls is a portion, from 0 (off) to below 1")
         _check(

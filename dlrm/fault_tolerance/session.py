@@ -14,7 +14,8 @@ import torch.distributed as dist
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.state.changes import UNCHANGED, Changes
 from cpr.errors import SaveFailedError, SaveRefusedError
-from cpr.estimator.history import RunHistory, SaveCost
+from cpr.estimator.history import RunHistory, SaveCost, SaveEvent
+from cpr.humanize import count_text
 from cpr.mirror.config import MirrorFigures
 from cpr.recovery.decide.lineage import refuse_unsaved
 from cpr.recovery.run.progress import RunProgress
@@ -61,8 +62,8 @@ class Session:
         """What the mirror of this rank's rows has cost, and its age; None without mirrors."""
         return None
 
-    def take_save_costs(self) -> Sequence[SaveCost]:
-        """Costs of the saves committed since the last call."""
+    def take_save_costs(self) -> Sequence[SaveCost | SaveEvent]:
+        """Costs of the saves committed since the last call, and those begun and failed."""
         return ()
 
     def restore(self) -> None:
@@ -117,8 +118,8 @@ class Checkpoints(Session):
         self._progress = RunProgress()
         self._saves = self._open_saves()
 
-    def take_save_costs(self) -> Sequence[SaveCost]:
-        """Costs of the saves committed since the last call."""
+    def take_save_costs(self) -> Sequence[SaveCost | SaveEvent]:
+        """Costs of the saves committed since the last call, and those begun and failed."""
         return self._saves.take_costs()
 
     def restore(self) -> None:
@@ -208,7 +209,8 @@ class Checkpoints(Session):
         )
         if not loaded.same_ranks:
             logger.info(
-                "the save was made by %d ranks: random generators start over", loaded.state.newest.world_size
+                "the save was made by %s: random generators start over",
+                count_text(loaded.state.newest.world_size, "rank"),
             )
         return True
 

@@ -18,7 +18,7 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.ownership.records import Claimant
 from cpr.checkpoint.state.changes import Changes
 from cpr.checkpoint.state.model_state import Heir, Stateful
-from cpr.estimator.history import RunHistory, SaveCost
+from cpr.estimator.history import RunHistory, SaveCost, SaveEvent
 from cpr.estimator.planning.interval import IntervalRule
 from cpr.faults.injector import ENVIRONMENT as FAULTS_VARIABLE
 from cpr.mirror.config import MirrorFigures
@@ -122,8 +122,8 @@ class RecoverySession(Session):
         """What the mirror of this rank's rows has cost, and its age; None without mirrors."""
         return self._recovery.mirror
 
-    def take_save_costs(self) -> list[SaveCost]:
-        """Costs of the saves committed since the last call."""
+    def take_save_costs(self) -> list[SaveCost | SaveEvent]:
+        """Costs of the saves committed since the last call, and those begun and failed."""
         return self._recovery.take_save_costs()
 
     def restore(self) -> None:

@@ -20,7 +20,7 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from cpr.humanize import align_columns, size_text
+from cpr.humanize import align_columns, count_text, size_text
 from dlrm.config.schema import ShardingConfig, TablesConfig
 from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 from dlrm.sharding.exchange_codecs import ExchangeCodecs
@@ -102,7 +102,7 @@ def make_plan(
         held = size_text(memory.get("hbm_cap", memory["ddr_cap"]))
         raise ValueError(
             f"the tables ({size_text(_table_bytes(model))} and their optimizer state) cannot be laid over "
-            f"{world_size} rank{'s'[: world_size > 1]} with {held} of "
+            f"{count_text(world_size, 'rank')} with {held} of "
             f"memory each: {reason.strip()} Use more ranks, a smaller model.embedding_dim, a lower cap when "
             f"preparing the data, or more sharding.kinds{' or sharding.kernels' * (device.type == 'cuda')}"
         ) from error
@@ -200,6 +200,7 @@ def format_plan(plan: ShardingPlan, model: nn.Module, strategies: Mapping[str, s
             cells[name] = (name, f"{rows:,}", str(dim), f"{kind}{split}", where, size_text(sizes[name]))
     lines = [cells[name] for name in sorted(sizes, key=lambda name: (-sizes[name], name))]
     num_rows = sum(shapes[name][0] for name in sizes)
-    summary = f"{len(sizes)} tables, {num_rows:,} rows, {size_text(sum(sizes.values()))}"
+    counts = f"{count_text(len(sizes), 'table')}, {count_text(num_rows, 'row')}"
+    summary = f"{counts}, {size_text(sum(sizes.values()))}"
     head = ("table", "rows", "dim", "kind", "ranks", "size")
     return "\n".join([*align_columns([head, *lines], left=(0, 3, 4)), summary])

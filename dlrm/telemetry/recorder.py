@@ -16,7 +16,8 @@ from typing import Any, Final, TextIO
 import torch
 
 from cpr.checkpoint.storage.local import LocalStorage
-from cpr.estimator.history import RunHistory, SaveCost
+from cpr.estimator.history import RunHistory, SaveCost, SaveEvent
+from cpr.humanize import count_text
 from cpr.mirror.config import MirrorFigures
 from cpr.recovery.run.report import Recovery
 from cpr.report.page import PAGE_NAME, write_page
@@ -43,7 +44,7 @@ from dlrm.telemetry.sinks import HYPERPARAMETERS, Figures, Sink, event_writer, o
 END: Final = "end"
 """Kind of the line that says why training has ended."""
 REASON_WIDTH: Final = 1000
-"""Characters of an error in that line."""
+"""Characters of an error in a line of metrics."""
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +110,8 @@ class Recorder:
         Called before the `step` that logs it.
         """
 
-    def costs(self, saves: Sequence[SaveCost], recoveries: Sequence[Recovery]) -> None:
-        """Record newly committed saves, and all recoveries of the run, oldest first."""
+    def costs(self, saves: Sequence[SaveCost | SaveEvent], recoveries: Sequence[Recovery]) -> None:
+        """Record saves newly committed, begun or failed, and all recoveries of the run, oldest first."""
         self._num_recoveries = len(recoveries)
 
     def evaluating(self) -> None:
@@ -291,11 +292,11 @@ class Telemetry(Recorder):
         """Record the age of the mirror of rank 0's rows; None without mirrors."""
         self._mirror = figures
 
-    def costs(self, saves: Sequence[SaveCost], recoveries: Sequence[Recovery]) -> None:
-        """Write a line for each newly committed save and each recovery that has none yet."""
+    def costs(self, saves: Sequence[SaveCost | SaveEvent], recoveries: Sequence[Recovery]) -> None:
+        """Write a line for each cost or event of a save, and each recovery that has none yet."""
         for save in saves:
-            figures = {"bytes": save.num_bytes, "seconds": save.seconds, "wait_seconds": save.blocked_s}
-            self._write("save", save.step, {save.kind: figures})
+            kind, figures = _save_line(save)
+            self._write(kind, save.step, figures)
         # a restarted run lists all recoveries again, and those before its saved state have their line
         for number in range(self._num_recoveries, len(recoveries)):
             self._write(
@@ -460,7 +461,7 @@ class Telemetry(Recorder):
         mirror = ""
         if self._mirror is not None and self._mirror.moments:
             self._write("mirror", self._steps, {"age_steps": self._mirror.age})
-            mirror = f", mirror {self._mirror.age} steps old"
+            mirror = f", mirror {count_text(self._mirror.age, 'step')} old"
         self._progress.show(f"loss {loss:.4f}{ranking}{mirror}", samples_per_s)
         if self._has_logits and (warning := self._watch.observe(self._samples, auc)):
             logger.warning(warning)
@@ -468,6 +469,15 @@ class Telemetry(Recorder):
     def _write(self, kind: str, step: int, figures: Figures) -> None:
         for sink in self._sinks:
             sink.write(kind, step, figures)
+
+
+def _save_line(save: SaveCost | SaveEvent) -> tuple[str, Figures]:
+    if isinstance(save, SaveCost):
+        figures = {"bytes": save.num_bytes, "seconds": save.seconds, "wait_seconds": save.blocked_s}
+        return "save", {save.kind: figures}
+    if save.failure:
+        return "save_failed", {"reason": save.failure[:REASON_WIDTH]}
+    return "save_begun", {"wait_seconds": save.blocked_s}
 
 
 def _recovery_figures(number: int, recovery: Recovery) -> Figures:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from cpr.humanize import count_text
 from dlrm.launch.files import replace_text
 
 _PLAIN: Final = (bool, int, float, str)
@@ -58,7 +59,7 @@ class _JsonLines:
     def close(self) -> None:
         self._write_waiting()
         if self._waiting:
-            logger.warning("%s lacks its last %d lines", self._path, self._waiting.count(b"\n"))
+            logger.warning("%s lacks its last %s", self._path, count_text(self._waiting.count(b"\n"), "line"))
         with suppress(OSError):  # the same error was logged above
             self._file.close()
 

@@ -4,6 +4,7 @@ Mistakes of the user are found here, before a process group exists that could ha
 """
 
 import importlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +37,8 @@ MOST_NAME_BYTES: Final = 150
 """Of a table's name: with its path in the model and a prefix, it is the name of a folder."""
 
 FIRST_SAMPLES: Final = 16
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,12 @@ def prepare(
     manifest = open_manifest(data)
     check_labels(data.uri, manifest)
     train_days, test_days = split_days(config, manifest)
+    if (overlap := sorted(set(train_days) & set(test_days))) and ranks.rank == 0:
+        logger.warning(
+            "days %s are trained and tested: metrics on them say nothing about new data. Leave them out of "
+            "data.train_days, or set data.test_days",
+            overlap,
+        )
     _check_tables(config, manifest)
     source = _cached_source(config, manifest)
     try:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from cpr.humanize import count_text
 from data.batch import Batch
 from data.loader import DataLoader
 from data.stream.loader import StreamLoader
@@ -117,8 +118,8 @@ class Trainer:
         """
         if 0 < self.config.max_steps < self.steps_done:
             raise ValueError(
-                f"train.max_steps is {self.config.max_steps}, but the run has done {self.steps_done} steps: "
-                "give at least that many (0: all epochs)"
+                f"train.max_steps is {self.config.max_steps}, but the run has done "
+                f"{count_text(self.steps_done, 'step')}: give at least that many (0: all epochs)"
             )
         if not self.should_continue():
             why = self.selection.why_over
@@ -126,7 +127,7 @@ class Trainer:
                 "the run %s, and is only evaluated; to train on, raise %s",
                 f"stopped early at step {self.steps_done} ({why})"
                 if why
-                else f"has done all its {self.steps_done} steps",
+                else f"has done all its {count_text(self.steps_done, 'step')}",
                 "train.patience" if why else "train.max_steps or train.epochs",
             )
 

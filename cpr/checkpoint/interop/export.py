@@ -91,7 +91,10 @@ def export(
         newer = [save for save in rejected if save.sequence > state.sequence and not save.unfinished]
         return Exported(state=state, rejected=newer)
     reasons = "\n".join(f"  save {save.sequence}: {save.reason}" for save in rejected)
-    raise NoUsableStateError(f"{storage.uri} holds no state that could be exported\n{reasons}".rstrip())
+    raise NoUsableStateError(
+        f"{storage.uri} holds no state that could be exported: name a directory in which a run has saved\n"
+        f"{reasons}".rstrip()
+    )
 
 
 def _pick(states: list[State], rejected: list[Rejected], sequence: int, uri: str) -> State:

@@ -118,8 +118,26 @@ def test_verify_accepts_an_unfinished_save(directory, capsys):
 def test_missing_checkpoint_is_one_line_and_exit_code_2(command, tmp_path, capsys):
     arguments = [part.format(tmp_path) for part in command]
     assert entry([*arguments, str(tmp_path / "nothing")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert "nothing is no folder: name a checkpoint directory, or a run's folder\n" in capsys.readouterr().err
     assert not (tmp_path / "nothing").exists()
+    (tmp_path / "empty").mkdir()
+    assert entry([*arguments, str(tmp_path / "empty")]) == 2
+    err = capsys.readouterr().err
+    assert ": name a directory in which a run has saved" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["describe"], ["verify"], ["export", "--to", "dcp", "--out", "{}/out"]])
+def test_the_folder_of_a_run_stands_for_its_checkpoint_directory(directory, tmp_path, command):
+    directory.rename(tmp_path / "checkpoint")
+    (tmp_path / "config.json").write_text('{"recipe": "tiny", "checkpoint": {"uri": ""}}')
+    assert entry([part.format(tmp_path) for part in [*command, "{}"]]) == 0
+
+
+def test_a_negative_size_is_a_value_and_no_flag(capsys, monkeypatch):
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")  # which the command would set
+    assert entry(["doctor", "--memory", "-5GB"]) == 2
+    assert "'-5GB' is not a size; write a number with its unit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("to", ["dcp", "safetensors", "parquet"])

@@ -119,11 +119,33 @@ def test_picture_without_overhead(tmp_path):
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_run_is_named_by_its_folder_or_by_its_checkpoint_directory(run, tmp_path, capsys, is_elsewhere):
+    assert entry(["plan", "--run", str(run)]) == 0
+    wanted = capsys.readouterr().out
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    place = run if is_elsewhere else run.rename(folder / "checkpoint")
+    uri = str(place) if is_elsewhere else ""
+    (folder / "config.json").write_text(json.dumps({"recipe": "tiny", "checkpoint": {"uri": uri}}))
+    for each in (folder, place):
+        assert entry(["plan", "--run", str(each)]) == 0
+        assert capsys.readouterr().out == wanted
+
+
+@pytest.mark.parametrize("flag", ["--fail", "--save"])
+def test_a_negative_time_is_a_value_and_no_flag(capsys, flag):
+    with pytest.raises(SystemExit):
+        entry(["plan", *JOB, flag, "-1h"])
+    assert f"argument {flag}: '-1h' is not a span of time; write a number" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "this is missing: --total (T_total), --fail"),
         (["--run", "{}"], "has no history"),
+        (["--run", "{}/nowhere"], "nowhere is no folder: name a checkpoint directory, or a run's folder"),
         (["--run", "{}"], "or give the job's times: --total, --fail, --save and --nodes"),
         (
             ["--failures", "{}/nowhere.csv"],

@@ -105,6 +105,7 @@ def make_folder(folder, lines, history=None, **config):
     return folder
 
 
+SAVE = {"bytes": 2000, "seconds": 2.0, "wait_seconds": 0.5}
 LINES = [
     {"kind": "hyperparameters", "step": 0, "time": 990.0},
     *(train_line(step) for step in (10, 20)),
@@ -179,7 +180,7 @@ def test_what_is_not_recorded_is_said(tmp_path):
         "No evaluation is recorded yet",
         "Over time, the speed is not known",
         "only dlrm.train times the parts of a step",
-        "No save is recorded.",
+        "No committed save is recorded.",
         "there is no history of saves and failures",
     ):
         assert note in page.text
@@ -209,13 +210,49 @@ def test_without_failures_the_plan_says_what_it_lacks(tmp_path):
 
 def test_costs_come_from_the_metrics_where_there_is_no_history(tmp_path):
     costs = [
-        {"kind": "save", "step": 10, "base": {"bytes": 2000, "seconds": 2.0, "wait_seconds": 0.5}},
+        {"kind": "save", "step": 10, "base": SAVE},
         {"kind": "recovery", "step": 12, "how": "partial", "phases": {"restart": 2.0}, "pls": 0.5},
     ]
     page = page_of(make_folder(tmp_path / "run", [*LINES, *costs]))
     assert "everything 1 2 kB 2 s 500 ms unknown" in page.text
     assert "Failure 1 at step 12: 2 s" in page.text
     assert "0.500000 so far" in page.text
+
+
+def test_lines_newer_than_the_history_continue_it(tmp_path):
+    newer = [
+        {**train_line(1250), "time": 1750.0},
+        {"kind": "recovery", "step": 1255, "time": 1755.0, "how": "process", "phases": {"restart": 2.0}},
+        *({"kind": "save", "step": step, "time": 1760.0, "base": SAVE} for step in (30, 1260)),
+        {**train_line(1300), "time": 1780.0},
+    ]
+    page = page_of(make_folder(tmp_path / "run", [*LINES, *newer], HISTORY))
+    tiles = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
+    assert (tiles["steps"], tiles["samples"]) == ("1,300", "41,600 (13%)")
+    assert (tiles["saves"], tiles["failures"]) == ("4", "3")  # step 30's was known
+    assert "The figures are those recorded until 1970-01-01 00:29:40 UTC." in page.text
+    assert "newest record was 3.67 min old" in page.text
+    assert "Training has waited 1.25 s for 4 saves, 0.543% of the run" in page.text  # 230 s
+    assert "Failure 3 at step 1,255, 3.42 min after the start" in page.text
+
+
+def test_failed_saves_and_waits_for_saves_without_a_commit_are_shown(tmp_path):
+    lines = [
+        {"kind": "save_begun", "step": 10, "wait_seconds": 0.25},
+        {"kind": "save", "step": 10, "base": SAVE},
+        {"kind": "save_begun", "step": 20, "wait_seconds": 1.5},
+        {"kind": "save_failed", "step": 24, "reason": "save 2: no space left"},
+        {"kind": "save_begun", "step": 30, "wait_seconds": 7.5},
+    ]
+    page = page_of(make_folder(tmp_path / "run", [*LINES, *lines]))
+    assert dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))["saves"] == "1 (1 failed)"
+    assert "1 save failed. The newest after step 24: save 2: no space left." in page.text
+    assert (
+        "2 saves without a commit (failed, interrupted, or being written), the newest of step 30" in page.text
+    )
+    assert "training waited 9 s" in page.text
+    write_history(LocalStorage(tmp_path / "other"), make_history(failed_saves=4))
+    assert "4 saves failed." in page_of(tmp_path / "other").text
 
 
 def test_damaged_records_are_told_and_left_out(tmp_path):
@@ -226,6 +263,8 @@ def test_damaged_records_are_told_and_left_out(tmp_path):
         {"kind": "train", "samples": -1e18, "loss": 5e-324, "samples_per_s": 1e18, "step_seconds": [1]},
         {"kind": "evaluation", "metrics": 3, "best_auc": "y", "auc": {}},
         {"kind": "save", "base": 3},
+        {"kind": "save_begun", "wait_seconds": [], "time": -1e18},
+        {"kind": "save_failed", "step": {}, "time": 1e18},
         {"kind": "recovery", "how": "?", "phases": {"detect": "z"}},
     ]
     with (folder / "metrics.jsonl").open("ab") as file:
@@ -238,7 +277,7 @@ def test_damaged_records_are_told_and_left_out(tmp_path):
     page = page_of(folder)
     assert page.sections == SECTIONS
     assert (
-        "7 of 18 lines of metrics.jsonl are damaged, and left out (line 7, 8, 9, 10, 11, 12, 18)" in page.text
+        "7 of 20 lines of metrics.jsonl are damaged, and left out (line 7, 8, 9, 10, 11, 12, 20)" in page.text
     )
     assert "versions.json cannot be read" in page.text
     assert "the history of saves and failures cannot be read" in page.text

@@ -103,6 +103,13 @@ def test_saves_are_written_down_once_they_are_over(begin, clock, tmp_path):
     assert (history.samples_done, history.samples_total, history.elapsed_s) == (60, 1000, 12.0)
 
 
+def test_failed_saves_are_counted_through_all_generations(begin, tmp_path):
+    for kind in ("start", "resume"):
+        writer, _ = begin(kind)
+        writer.note_failed_save()
+        assert stored(tmp_path, writer).failed_saves == (1 if kind == "start" else 2)
+
+
 def test_a_save_costs_what_the_steps_beside_it_take_longer(begin, clock, tmp_path):
     writer, progress = begin("start")
     train(writer, progress, clock, 5)

@@ -1,10 +1,14 @@
 """When saves are made, and what becomes of those that fail."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from cpr.errors import SaveFailedError
+from cpr.estimator.history import SaveEvent
 from cpr.recovery.run.progress import RunProgress
 from cpr.saving.cadence import FixedPace
+from cpr.saving.history_writer import HistoryWriter
 from cpr.saving.periodic import Saves
 from tests.cpr.saving.fakes import FakeCheckpointer
 
@@ -13,6 +17,10 @@ from tests.cpr.saving.fakes import FakeCheckpointer
 def no_pauses(monkeypatch):
     """A save that has failed is tried again after the next step."""
     monkeypatch.setattr("cpr.saving.periodic.FIRST_PAUSE_S", 0.0)
+
+
+def events(saves):
+    return [each for each in saves.take_costs() if isinstance(each, SaveEvent)]
 
 
 def train(progress, saves, steps):
@@ -142,16 +150,29 @@ def test_saves_that_were_skipped_or_failed_to_begin_do_not_shorten_what_is_told_
     assert progress.samples_between_saves == 20
 
 
-def test_what_committed_saves_took_is_told_once(no_pauses):
+def test_what_saves_took_and_why_they_failed_is_told_once(no_pauses):
     progress = RunProgress()
     storage = FakeCheckpointer(progress, failing={2})
     saves = Saves(storage, progress, FixedPace(100), "rolling")
     train(progress, saves, 150)
-    (first,) = saves.take_costs()
+    begun, first = saves.take_costs()
+    assert begun == SaveEvent(step=100)
     assert (first.step, first.kind, first.num_bytes, first.blocked_s) == (100, "base", 100, 0.5)
     assert saves.take_costs() == []
     train(progress, saves, 130)
-    assert [cost.step for cost in saves.take_costs()] == [233]  # the one of step 200 has failed
+    begun, failed, again, cost = saves.take_costs()
+    assert (begun.step, failed.failure, again, cost.step) == (200, "save 2", SaveEvent(step=233), 233)
+
+
+def test_failed_saves_are_counted_in_the_history(no_pauses, monkeypatch):
+    monkeypatch.setattr("cpr.saving.periodic.time.sleep", lambda _: None)
+    progress, writer = RunProgress(), Mock(spec=HistoryWriter)
+    storage = FakeCheckpointer(progress, unable={1, 3}, failing={2})
+    saves = Saves(storage, progress, FixedPace(10), "rolling", writer=writer)
+    train(progress, saves, 15)
+    saves.finish()
+    assert [name for name, *_ in writer.mock_calls if name != "step"][-2:] == ["note_failed_save", "finish"]
+    assert writer.note_failed_save.call_count == sum(bool(event.failure) for event in events(saves)) == 3
 
 
 @pytest.mark.parametrize(("saved", "trained", "num_saves"), [(6, 0, 0), (6, 1, 1), (5, 0, 1), (None, 0, 1)])

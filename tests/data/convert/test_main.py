@@ -49,7 +49,12 @@ def test_a_guessed_schema_converts_the_file_that_it_was_guessed_from(tmp_path, m
     assert command.main(["--verify", str(out)]) == 0
     (out / "vocabulary" / "genres.parquet").write_bytes(b"")
     assert command.main(["--verify", str(out)]) == 1
-    assert "vocabulary/genres.parquet has 0 bytes" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "vocabulary/genres.parquet has 0 bytes" in told
+    assert "1 problem. Delete the named files" in told
+    assert command.main([str(schema_path), str(path), "--out", str(out)]) == 0
+    assert "is damaged (vocabulary/genres.parquet has 0 bytes" in capsys.readouterr().err
+    assert command.main(["--verify", str(out)]) == 0
     assert command.main(["--guess", str(path), "-o", str(schema_path)]) == 2
     assert "exists; remove it" in capsys.readouterr().err
 
@@ -160,7 +165,7 @@ def test_rows_without_labels_are_converted_to_be_scored(tmp_path, monkeypatch, c
     for _ in range(2):
         assert command.main(["--like", like, "--no-labels", tables[1], "--out", out]) == 0
         assert (
-            "30 rows on 1 days in 1 files; 0 bad rows\n  user: 11 table rows\nno labels: "
+            "30 rows on 1 day in 1 file; 0 bad rows\n  user: 11 table rows\nno labels: "
             in capsys.readouterr().out
         )
     assert command.main(["--like", out, tables[0], "--out", str(tmp_path / "none")]) == 0  # which has labels

@@ -185,7 +185,7 @@ def test_files_without_labels_are_indexed_to_be_scored(folder, schema, capsys):
     assert main([str(folder), "--schema", str(schema)]) == 2
     assert re.search("has no column 'clicked'; .*--no-labels", capsys.readouterr().err)
     assert main([str(folder), "--schema", str(schema), "--no-labels"]) == 0
-    assert "on day 0, 1, no labels, for `python -m dlrm.predict`; 1 dense columns" in capsys.readouterr().out
+    assert "on day 0, 1, no labels, for `python -m dlrm.predict`; 1 dense column\n" in capsys.readouterr().out
     manifest = read_manifest(str(folder))
     assert (manifest.label, manifest.features, manifest.num_rows) == (
         "clicked",

@@ -342,7 +342,7 @@ def test_job_continues_after_a_full_disk(raw, whole, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "add", "rejects"])
-def test_verify_finds_damage(whole, tmp_path, damage):
+def test_damage_is_found_and_repaired_by_the_same_command(raw, whole, tmp_path, capsys, damage):
     out = tmp_path / "out"
     shutil.copytree(whole, out)
     part = out / "day=3" / "part-00000.parquet"
@@ -360,3 +360,8 @@ def test_verify_finds_damage(whole, tmp_path, damage):
         (out / "rejects.jsonl").write_text("")
     (problem,) = verify(Location.of(out))
     assert ("rejects.jsonl" if damage == "rejects" else "day=3/part-0000") in problem
+    if damage in {"flip", "add"}:  # not seen by the size of a known file
+        (out / problem.split()[0]).unlink()
+    job(raw, out, num_days=DAYS)
+    assert digests(out) == digests(whole)
+    assert ("is damaged (" in capsys.readouterr().err) == (damage != "add")

@@ -42,6 +42,7 @@ def test_errors_have_a_code_and_a_sentence(monkeypatch, capsys, tmp_path, error,
         (["--out", "x"], "at least one raw file"),
         (["missing", "--out", "x"], "missing is not a file"),
         (["day_0", "--out", "x", "--memory", "much"], "not a size"),
+        (["day_0", "--out", "x", "--memory", "-5G"], "'-5G' is not a size"),
         (["day_0", "--out", "x", "--cluster", "tcp://h:1", "--processes", "2"], "is for this machine"),
         (["day_0", "--out", "x", "--min-count", "3"], "--min-count is for --ids vocabulary"),
         (["day_0", "--out", "x", "--ids", "raw", "--cap", "10000000"], "with --ids raw nothing reads it"),
@@ -110,7 +111,7 @@ def test_bytes_after_compressed_data_are_reported(monkeypatch, capsys):
     monkeypatch.setattr(command, "prepare", lambda config: replace(MANIFEST, provenance={"rejects": rejects}))
     assert command.main(["day_0", "--out", "x", "--ids", "raw"]) == 0
     first, told = capsys.readouterr().out.splitlines()
-    assert first.endswith("; 1 bad lines")
+    assert first.endswith("; 1 bad line")
     assert told.startswith("2 of the raw files hold bytes after the end")
     assert "x/rejects.jsonl names the files" in told
 

@@ -116,7 +116,7 @@ def test_a_warm_start_is_configured_as_the_other_run_but_saves_elsewhere(tmp_pat
     (tmp_path / "config.json").write_text(json.dumps({"recipe": "tiny", **config.to_dict()}))
     assert load_warm_started(tmp_path)[1].train.warm_start == str(tmp_path / "checkpoint")
     assert load_warm_started(tmp_path / "best")[1].train.warm_start == str(tmp_path / "best")
-    with pytest.raises(ValueError, match="not the folder of a run"):
+    with pytest.raises(ValueError, match=r"not the folder of a run.*Name one that dlrm.train has made"):
         load_warm_started(tmp_path / "nothing")
 
 

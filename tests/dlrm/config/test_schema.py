@@ -124,6 +124,13 @@ from dlrm.config.schema import Config, ShardingConfig
         (["checkpoint.priority=mfu"], "set checkpoint.every_steps"),
         (["checkpoint.ratio=0"], "checkpoint.ratio"),
         (["checkpoint.target_pls=1", "checkpoint.mean_hours_to_failure=5"], "checkpoint.target_pls is"),
+        (["checkpoint.mean_hours_to_failure=-2"], "mean_hours_to_failure must be at least 0, not -2"),
+        (["data.test_days=[0,0]"], r"data.test_days names days \[0\] more than once; name each day once"),
+        (
+            ["data.train_days=[0]", "data.test_days=[0]"],
+            r"days \[0\] are both .* give each day to one of them",
+        ),
+        (["data.train_days=[1,2,1]"], r"data.train_days names days \[1\]"),
         (["checkpoint.target_pls=0.1"], "mean_hours_to_failure go together"),
         (["checkpoint.mean_hours_to_failure=5"], "go together"),
         (

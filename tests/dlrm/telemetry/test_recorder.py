@@ -17,7 +17,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from cpr.estimator.history import SaveCost
+from cpr.estimator.history import SaveCost, SaveEvent
 from cpr.mirror.config import MirrorFigures
 from cpr.recovery.run.report import Recovery
 from data.dataset import DatasetManifest, Feature, Part
@@ -430,6 +430,8 @@ def test_the_age_of_a_mirror_is_shown_and_written_once_it_is_whole(tmp_path):
 SAVES = (
     SaveCost(step=4, kind="base", num_bytes=1000, blocked_s=0.5, seconds=2.0),
     SaveCost(step=6, kind="rows", num_bytes=100, blocked_s=0.25, seconds=1.0),
+    SaveEvent(step=8, blocked_s=0.75),
+    SaveEvent(step=9, failure="no space left"),
 )
 FIRST = Recovery(
     kind="partial",
@@ -452,6 +454,10 @@ def test_saves_and_recoveries_are_written_once(tmp_path):
     assert lines_of(tmp_path, "save") == [
         {"kind": "save", "step": 4, "base": {"bytes": 1000, "seconds": 2.0, "wait_seconds": 0.5}},
         {"kind": "save", "step": 6, "rows": {"bytes": 100, "seconds": 1.0, "wait_seconds": 0.25}},
+    ]
+    assert lines_of(tmp_path, "save_begun") == [{"kind": "save_begun", "step": 8, "wait_seconds": 0.75}]
+    assert lines_of(tmp_path, "save_failed") == [
+        {"kind": "save_failed", "step": 9, "reason": "no space left"}
     ]
     first, second = lines_of(tmp_path, "recovery")
     assert first == {

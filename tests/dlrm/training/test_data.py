@@ -196,6 +196,13 @@ def test_missing_and_truncated_files_are_found_before_training(dataset, part):
         prepare_with(dataset)
 
 
+def test_days_that_are_trained_and_tested_are_warned_of(dataset, caplog):
+    last = prepare_with(dataset).manifest.days[-1]
+    assert "trained and tested" not in caplog.text
+    prepare_with(dataset, f"data.train_days=[{last}]")  # test_days: the last day
+    assert f"days [{last}] are trained and tested" in caplog.text
+
+
 def test_unused_days_are_not_checked(dataset):
     change_part(dataset, lambda table: table.drop(["cat_3"]))
     prepare_with(dataset, "data.train_days=[1]")
