@@ -186,6 +186,11 @@ class DataLoader:
         order = self._order(self._epoch, self._phases)
         return max(0, order.num_steps(self.config.drop_last) - self._phases[-1].steps)
 
+    def where(self, batches_ago: int) -> str:
+        """The newest batch, or one of this epoch that many before it, for messages."""
+        batch = sum(phase.steps for phase in self._phases) - batches_ago
+        return f"epoch {self._epoch}, batch {batch} of it"
+
     def state_dict(self) -> dict[str, Any]:
         """Position after the last yielded batch, equal on all ranks and ready for JSON."""
         return {

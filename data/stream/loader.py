@@ -190,6 +190,10 @@ class StreamLoader:
             bad=sum(each.bad for each in states),
         )
 
+    def where(self, batches_ago: int) -> str:
+        """Place of the newest batch, for messages."""
+        return f"after {sum(each.trained for each in self._states.values()):,} records of the stream"
+
     def state_dict(self) -> dict[str, Any]:
         """Position after the last yielded batch, equal on all ranks and ready for JSON."""
         return {

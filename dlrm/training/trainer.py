@@ -399,9 +399,8 @@ class Trainer:
             self.check_parameters()
             ranks = [rank for rank, (_, value) in enumerate(found) if not isfinite(value)]
             what = "gradients outside the tables are NaN or infinite"
-        batch = sum(phase["steps"] for phase in self.loader.state_dict()["phases"]) - (begun - checked.step)
+        where = self.loader.where(begun - checked.step)
         raise DivergedError(
-            f"{what} at step {checked.step} (epoch {self.loader.epoch}, batch {batch} of it, rank "
-            f"{', '.join(map(str, ranks))}). {ADVICE}; if it is always the same batch, look at "
-            "the data"
+            f"{what} at step {checked.step} ({where}, rank {', '.join(map(str, ranks))}). {ADVICE}; if it is "
+            "always the same batch, look at the data"
         )

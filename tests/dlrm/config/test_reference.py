@@ -26,7 +26,8 @@ def test_a_section_and_a_key_are_described():
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("train.epoch", r"did you mean train\.epochs"), ("zzz", "sections are data, model")]
+    ("name", "hint"),
+    [("train.epoch", r"did you mean train\.epochs"), ("zzz", "sections are data, stream, model")],
 )
 def test_unknown_names_get_a_hint(name, hint):
     with pytest.raises(ValueError, match=hint):

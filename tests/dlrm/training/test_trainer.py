@@ -276,7 +276,7 @@ def test_no_evaluation_begins_after_a_signal(make_trainer):
     with StopSignal() as stop:
         trainer = make_trainer(stop, evaluate_every_steps=3)
         trainer.session = Calling(
-            step=lambda: trainer.steps_done == 3 and os.kill(os.getpid(), signal.SIGINT)
+            step=lambda _: trainer.steps_done == 3 and os.kill(os.getpid(), signal.SIGINT)
         )
         with pytest.raises(StopRequested, match="SIGINT"):
             trainer.train()
@@ -397,7 +397,7 @@ def test_sigterm_while_training_waits_for_the_save_before_is_answered_with_a_sav
         trainer = make_trainer(stop)
         saved = saving(trainer)
 
-        def wait():
+        def wait(_):
             if trainer.steps_done == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(0.5)
@@ -437,12 +437,14 @@ def test_the_session_methods_are_called_in_order(make_trainer):
     trainer.replicas.join = lambda: calls.append("join")
     trainer.session = Calling(
         restore=lambda: calls.append(("restore", trainer.steps_done)),
-        step=lambda: calls.append((trainer.steps_done, trainer.loader.state_dict()["phases"][-1]["steps"])),
+        step=lambda samples: calls.append(
+            (trainer.steps_done, trainer.loader.state_dict()["phases"][-1]["steps"], samples)
+        ),
         save_end=lambda: calls.append(("save_end", len(trainer.telemetry.evaluations()))),
         finish=lambda: calls.append(("finish", len(trainer.telemetry.evaluations()))),
     )
     trainer.train()
-    steps = [(1, 1), (2, 2), (3, 3)]
+    steps = [(1, 1, BATCH), (2, 2, BATCH), (3, 3, BATCH)]
     assert calls == [("restore", 0), "begin", *steps, "join", ("save_end", 0), "join", ("finish", 1)]
 
 
