@@ -19,12 +19,13 @@ import numpy.typing as npt
 DEAD_BAND: Final = 0.05
 """Relative change of a size that is not worth a change, as in the paper."""
 STANDARD_ERRORS: Final = 4.0
-"""By how many standard errors a change must exceed the dead band. Sizes are judged after each step, so that
-an error of few of them would be found in some step."""
-WINDOW_S: Final = 10.0
-"""Times of the steps of so many seconds are averaged."""
+"""By how many standard errors a change must exceed the dead band. Sizes are judged so often that an error of
+few of them would be found at some time."""
+WINDOWS_S: Final = (10.0, 60.0)
+"""Times of the steps of so many seconds are averaged: a short window follows large changes soon, a long one
+sees small differences through the noise of steps of a few milliseconds."""
 LEAST_STEPS: Final = 8
-"""Steps that are averaged at least."""
+"""Steps that are averaged at least, and after which sizes are judged again."""
 SETTLING_STEPS: Final = 2
 """Steps after a change that are not counted: they allocate memory for batches of another size."""
 LEAST_SHARE: Final = 1 / 16
@@ -42,9 +43,7 @@ class BatchController:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
-        self._steps: deque[Seconds] = deque()
-        """Seconds of each rank in the newest steps."""
-        self._settling = SETTLING_STEPS
+        self._begin()
 
     def observe(self, seconds: Sequence[float]) -> tuple[int, ...] | None:
         """Take the measurement of a step, and return the sizes of the next ones if they change.
@@ -55,25 +54,64 @@ class BatchController:
         if self._settling:
             self._settling -= 1
             return None
-        self._steps.append(np.maximum(np.asarray(seconds, np.float64), 1e-9))
-        while len(self._steps) > LEAST_STEPS and sum(each.max() for each in self._steps) > WINDOW_S:
-            self._steps.popleft()
-        if len(self._steps) < LEAST_STEPS:
+        step = np.maximum(np.asarray(seconds, np.float64), 1e-9)
+        for window in self._windows:
+            window.add(step)
+        self._observed += 1
+        if self._observed % LEAST_STEPS:
             return None
-        measured = np.stack(self._steps)
-        means = measured.mean(0)
-        errors = measured.std(0, ddof=1) / means / len(measured) ** 0.5
+        for window in self._windows:
+            if wanted := self._wanted(*window.means_and_errors()):
+                self.sizes = wanted
+                self._begin()
+                return wanted
+        return None
+
+    def _begin(self) -> None:
+        """Measure anew, as times of other sizes say little."""
+        self._windows = [_Window(each, len(self.sizes)) for each in WINDOWS_S]
+        self._settling, self._observed = SETTLING_STEPS, 0
+
+    def _wanted(self, means: Seconds, errors: Seconds) -> tuple[int, ...] | None:
+        """Sizes in proportion to speeds, if they differ from the present ones by more than noise."""
         sizes = np.asarray(self.sizes)
         wanted = shares(sizes / means, int(sizes.sum()))
         changes = np.abs(np.asarray(wanted) - sizes) / sizes
         # a rank's size depends on its own speed, and on the sum of all
         noise = STANDARD_ERRORS * np.hypot(errors, np.linalg.norm(errors * sizes) / sizes.sum())
         # a size that rounding alone may change by one sample is no news, either
-        if not (changes > np.maximum(DEAD_BAND, 1.5 / sizes) + noise).any():
-            return None
-        self.sizes, self._settling = wanted, SETTLING_STEPS
-        self._steps.clear()
-        return wanted
+        return wanted if (changes > np.maximum(DEAD_BAND, 1.5 / sizes) + noise).any() else None
+
+
+class _Window:
+    """Seconds of each rank in the newest steps, as running sums: a step of a millisecond can afford them."""
+
+    def __init__(self, length_s: float, num_ranks: int) -> None:
+        self._length_s = length_s
+        self._steps: deque[Seconds] = deque()
+        self._sums, self._squares, self._took_s = np.zeros(num_ranks), np.zeros(num_ranks), 0.0
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._steps)
+
+    def add(self, step: Seconds) -> None:
+        self._steps.append(step)
+        self._count(step, 1)
+        while self.num_steps > LEAST_STEPS and self._took_s > self._length_s:
+            self._count(self._steps.popleft(), -1)
+
+    def means_and_errors(self) -> tuple[Seconds, Seconds]:
+        """Means, and their standard errors relative to them."""
+        num = self.num_steps
+        means = self._sums / num
+        variances = np.maximum(self._squares / num - means**2, 0) * num / (num - 1)
+        return means, (variances / num) ** 0.5 / means
+
+    def _count(self, step: Seconds, times: int) -> None:
+        self._sums += times * step
+        self._squares += times * step**2
+        self._took_s += times * float(step.max())
 
 
 def shares(speeds: Sequence[float] | Seconds, total: int) -> tuple[int, ...]:

@@ -106,3 +106,14 @@ def test_all_ranks_decide_alike_as_they_see_the_same():
     second.train(100)
     assert first.controller.sizes == second.controller.sizes
     assert first.changes == second.changes != []
+
+
+def test_a_small_difference_is_seen_through_the_noise_of_short_steps():
+    """Steps of a few milliseconds vary by half; after a recovery, sizes come back to equal ones."""
+    ranks = Ranks([0.25, 1.0], fixed=0.002, a_sample=2e-5, noise=0.5, batch=256)
+    ranks.train(3000)
+    assert ranks.controller.sizes[0] < 150
+    ranks.speeds = np.ones(2)
+    while ranks.elapsed_s < 300:
+        ranks.train(100)
+    assert min(ranks.controller.sizes) / max(ranks.controller.sizes) > 0.85, "the dead band, twice, and noise"
