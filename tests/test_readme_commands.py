@@ -39,6 +39,7 @@ OTHERWISE = {
     "data.convert examples/own_data": "tests/examples/test_own_data.py",
     "data.uri=datasets/log": "tests/examples/test_own_data.py",
     "torchrec_style.py": "tests/system/recovery/test_torchrec_style.py",
+    "stream.uri=arriving": "tests/system/training/test_stream.py",
     "--recipe examples/two_tower.toml": "tests/system/training/test_examples.py",
     "--recipe examples/sequence.toml": "tests/system/training/test_examples.py",
     "data.prepare s3://": "tests/data/jobs/test_cluster.py",
