@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import islice
 
 import confluent_kafka
 import pytest
@@ -298,8 +298,7 @@ def test_while_the_broker_is_away_nothing_comes_and_that_is_logged_once(cluster,
             assert reading.waiting == 0
             time.sleep(0.05)
         (record,) = caplog.records
-        assert f"topic {topic} cannot be read, and is tried again: " in record.getMessage()
-        assert cluster.address in record.getMessage()
+        assert f"topic {topic} at {cluster.address} cannot be read, and is tried" in record.getMessage()
         assert "refused" in record.getMessage()
     cluster.produce(topic, 0, messages(10, 20))
     cluster.produce(topic, 1, messages(20, 30))
@@ -429,21 +428,21 @@ class Ranks:
         return offers
 
     def train(self, num_steps: int | None) -> tuple[list[int], dict]:
-        """Train so many steps, or to the end; the ids, and the position, which ranks must agree on."""
+        """Train so many steps, save, and die in the step after that; or train to the end.
+
+        Returns the ids that were trained before the save, and the position, which ranks must agree on.
+        """
         ids: list[list[int]] = [[] for _ in self.loaders]
         states: list[str] = [""] * len(self.loaders)
 
         def run(rank: int) -> None:
             loader = self.loaders[rank]
-            for step in count(1):
-                if (batch := next(batches[rank], None)) is None:
-                    break
+            batches = iter(loader)
+            for batch in islice(batches, num_steps):
                 ids[rank] += batch.sparse.values().tolist()
-                if step == num_steps:
-                    break
             states[rank] = json.dumps(loader.state_dict())
+            next(batches, None)
 
-        batches = [iter(loader) for loader in self.loaders]
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(self.loaders))]
         for thread in threads:
             thread.start()
