@@ -18,6 +18,7 @@ from data.stream.folder import FolderStream
 from data.stream.kafka import KafkaStream
 from data.stream.opening import open_stream
 from data.stream.source import START, Fetched, Place
+from data.stream.topic import TopicAddress
 from tests.data.stream.kafka_cluster import KafkaCluster
 from tests.data.stream.streams import MANIFEST
 
@@ -349,6 +350,19 @@ def test_properties_reach_the_client_and_the_identity_has_none(cluster, topic, o
     assert given[0]["sasl.password"] == "a&b+c%#"
     assert given[0]["group.id"] == "readers"
     assert stream.identity == f"kafka {topic}"
+
+
+def test_properties_in_a_file(tmp_path):
+    file = tmp_path / "client.properties"
+    file.write_text("# of the cluster\nsasl.password = a&b=c#\n\nclient.id=other\n")
+    uri = f"kafka://broker:9092/clicks?client.id=mine&properties={file}"
+    assert TopicAddress.of(uri).properties == {"sasl.password": "a&b=c#", "client.id": "mine"}
+    file.write_text(f"sasl.password: {SECRET}\n")
+    with pytest.raises(ValueError, match="property 1: not of the form PROPERTY=VALUE") as caught:
+        TopicAddress.of(uri)
+    assert SECRET not in str(caught.value)
+    with pytest.raises(OSError, match=r"cannot be read \(No such file"):
+        TopicAddress.of(uri + ".not")
 
 
 @pytest.mark.parametrize(
