@@ -89,7 +89,7 @@ def export(
     elif step is not None:
         states = states_of_step(states, step, storage.uri)
     if olders:
-        states = _not_older(states, olders[0], every, storage.uri)
+        states = _newer(states, olders[0], every, storage.uri)
     for state in states:
         increment = None
         with _appearing(out) as folder:
@@ -133,15 +133,15 @@ def _states_since(states: Sequence[State], step: int, uri: str) -> list[State]:
     )
 
 
-def _not_older(states: Sequence[State], older: State, every: Sequence[State], uri: str) -> list[State]:
-    """Those of some states that are not older than the one that a follower has."""
-    found = [state for state in states if every.index(state) <= every.index(older)]
-    if not found:
+def _newer(states: Sequence[State], older: State, every: Sequence[State], uri: str) -> list[State]:
+    """Those of some states that are newer than the one that a follower has; itself if none is."""
+    newer = [state for state in states if every.index(state) < every.index(older)]
+    if not newer and older not in states:
         raise ValueError(
             f"save {states[0].sequence} of {uri}, at step {states[0].step}, is older than save "
             f"{older.sequence} at step {older.step}: give --since an earlier step, or make a full export"
         )
-    return found
+    return newer or [older]
 
 
 def _write_full(model: FullModel, to: str, folder: Path, progress: Progress, start: Progress) -> None:
