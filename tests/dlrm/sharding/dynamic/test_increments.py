@@ -3,7 +3,6 @@
 import json
 from itertools import count
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from cpr.checkpoint.catalog.chain import own_states
 from cpr.checkpoint.interop import full_model
 from cpr.checkpoint.interop.export import export
+from tests.cpr.checkpoint.followers import apply, full, read, tombstones
 from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, save
 from tests.cpr.checkpoint.world import committer_of, run_ranks
 from tests.dlrm.sharding.dynamic.test_table import DIM, FEW_IDS, Memory
@@ -23,7 +23,6 @@ LAYOUTS = {  # of the static table, on several numbers of ranks
     "columns": [((0, STATIC_ROWS), (0, 1)), ((0, STATIC_ROWS), (1, DIM))],
 }
 KEYS = {"model.d": "id", "model.s": "row"}
-SLOTS = ("row", "candidate", "sightings")
 
 batches = st.lists(FEW_IDS, min_size=1, max_size=8)
 rows_of = st.sets(st.integers(0, STATIC_ROWS - 1), max_size=6)
@@ -119,18 +118,6 @@ class Run:
         self.committed, self.chain = committer.committed, committer.chain
 
 
-def read(folder):
-    return pq.read_table(folder).to_pylist()
-
-
-def full(folder):
-    """Tables by key, from an export, by the rule that the README gives for dynamic tables."""
-    rows = sorted(read(folder / "model.d"), key=lambda row: (row["last_seen"], -row["row"]))
-    by_id = {row["id"]: row for row in rows if row["last_seen"] > 0}
-    without = {key: {name: row[name] for name in row if name not in SLOTS} for key, row in by_id.items()}
-    return {"model.d": without, "model.s": {row["row"]: row for row in read(folder / "model.s")}}
-
-
 class Follower:
     """Keeps tables by key; knows the save that they are from."""
 
@@ -168,9 +155,7 @@ class Follower:
         self.num_increments += 1
         is_only = len([state for state in states if state.step == self.step and not state.newest.merged]) < 2
         for fqn, table in self.tables.items():
-            rows, gone, key = read(out / "rows" / fqn), [], KEYS[fqn]
-            if key == "id":
-                gone = [row["id"] for row in read(out / "tombstones" / fqn)]
+            rows, gone, key = read(out / "rows" / fqn), tombstones(out, fqn), KEYS[fqn]
             told = {"key": key, "rows": len(rows), "tombstones": len(gone)}
             assert manifest["tables"][fqn] == told
             keys = [row[key] for row in rows]
@@ -178,9 +163,7 @@ class Follower:
             if is_only:  # otherwise it is also for who has another state of the step
                 assert set(gone) <= table.keys()
                 assert all(table.get(row[key]) != row for row in rows)
-            for each in gone:
-                table.pop(each, None)
-            table.update({row[key]: row for row in rows})
+        apply(out, self.tables)
         self.step, self.sequence = manifest["to"]["step"], manifest["to"]["sequence"]
         assert self.sequence == done.state.sequence == states[0].sequence
         whole = self.new_folder()
@@ -228,7 +211,7 @@ def train(*ids):
 def test_ids_that_are_evicted_and_replaced_in_one_row_are_tombstones(tmp_path):
     history = [train(*FIRST), ("save rows", ALL, True), ("follow",), train(*SECOND), ("save rows", ALL, True)]
     _, follower = play(history, 1, tmp_path)
-    assert sorted(row["id"] for row in read(tmp_path / "3/tombstones/model.d")) == FIRST
+    assert tombstones(tmp_path / "3", "model.d") == FIRST
     assert sorted(follower.tables["model.d"]) == SECOND
 
 
@@ -238,8 +221,7 @@ def test_an_id_that_returns_in_another_row_is_no_tombstone(tmp_path):
     history = [train(*FIRST), ("save rows", ALL, True), ("follow",), *moved, ("save rows", ALL, True)]
     run, follower = play(history, 1, tmp_path)
     assert run.memory.ids()[FIRST[-1]] != CAPACITY - 1
-    gone = [row["id"] for row in read(tmp_path / "3/tombstones/model.d")]
-    assert sorted(gone) == FIRST[:-1]
+    assert tombstones(tmp_path / "3", "model.d") == FIRST[:-1]
     assert FIRST[-1] in follower.tables["model.d"]
 
 
