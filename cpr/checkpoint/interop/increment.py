@@ -66,7 +66,7 @@ def write_increment(
 
     For each table, `rows/TABLE/` has the rows of `newer` that differ from an older state or are not in it,
     each once; for each dynamic table, `tombstones/TABLE/` has the ids that only an older state has. No id is
-    in both. The memory is that of an export, and some 100 bytes for each row of the largest dynamic table.
+    in both. The memory is that of an export, and some 120 bytes for each row of the largest dynamic table.
 
     Args:
         storage: the checkpoint directory.
