@@ -28,11 +28,9 @@ def small_windows(monkeypatch):
 class Chain:
     """A table, and its saves."""
 
-    def __init__(self):
-        self.storage, self.generator = MemoryStorage(), torch.Generator().manual_seed(1)
-        self.shard = make_shard(FQN, (ROWS, 8))
-        randomise(self.shard, self.generator)
-        self.saves = [save(self.storage, 0, [self.shard], state={})]
+    def __init__(self, shard):
+        self.storage, self.saves, self.shard = MemoryStorage(), [], shard
+        self.save()
 
     def save(self, *rows, parent=None, **fields):
         """Change rows, and save them on the newest save; without any, save all rows as they are."""
@@ -51,7 +49,9 @@ class Chain:
 
 @pytest.fixture
 def chain():
-    return Chain()
+    shard = make_shard(FQN, (ROWS, 8))
+    randomise(shard, torch.Generator().manual_seed(1))
+    return Chain(shard)
 
 
 def rows_in(out):
@@ -126,6 +126,80 @@ def test_one_increment_serves_all_states_of_its_step(chain, tmp_path):
     _, manifest = chain.increment(tmp_path / "out", 10)
     assert manifest["since"] == {"step": 10, "sequences": [1, 2]}
     assert rows_in(tmp_path / "out") == [7, 60]
+
+
+def test_row_saves_behind_compactions_count(chain, tmp_path):
+    """Two of them: of each row save since, in whichever base it was merged, other windows are read."""
+    chain.save(5)
+    chain.save(15)
+    chain.save(merged=(0, 1, 2), moment="rolling", step=20)
+    chain.save(35)
+    chain.save(merged=(3, 4), moment="rolling", step=40)
+    chain.save(75)
+    chain.storage.reads.clear()
+    _, manifest = chain.increment(tmp_path / "out", 10)
+    assert (manifest["since"]["sequences"], manifest["to"]["sequence"]) == ([1], 6)
+    assert rows_in(tmp_path / "out") == [15, 35, 75]
+    last = chain.saves[0].rows[0].chunks[-1]
+    assert last.offset not in {at for path, at, _ in chain.storage.reads if path.startswith(save_folder(0))}
+
+
+def test_a_merged_base_is_the_newest_save_that_it_was_made_from(chain, tmp_path):
+    chain.save(5)
+    chain.save(merged=(0, 1), moment="rolling", step=10)
+    chain.save(6)
+    _, manifest = chain.increment(tmp_path / "out", 10)
+    assert manifest["since"] == {"step": 10, "sequences": [1, 2]}
+    assert rows_in(tmp_path / "out") == [6]
+
+
+@pytest.fixture
+def dynamic():
+    """A dynamic table of four rows, of which two were saved with the same id: the first is the newer one."""
+    shard = make_shard(FQN, (4, 2), states={})
+    shard.weights.copy_(torch.arange(8.0).view(4, 2))
+    shard.optimizer_state.update(
+        id=torch.tensor([70, 70, 80, 90]),
+        last_seen=torch.tensor([9, 5, 9, 0], dtype=torch.int32),
+        candidate=torch.zeros(4, dtype=torch.int64),
+        sightings=torch.zeros(4, dtype=torch.int32),
+    )
+    return Chain(shard)
+
+
+def change(chain, row, **columns):
+    for name, value in columns.items():
+        chain.shard.columns[name][row] = value
+    chain.save()
+
+
+def in_increment(out):
+    rows = {row["id"]: row["weights"] for row in pq.read_table(out / "rows" / FQN).to_pylist()}
+    return rows, pq.read_table(out / "tombstones" / FQN)["id"].to_pylist()
+
+
+def test_an_id_of_two_rows_is_that_of_the_one_seen_last(dynamic, tmp_path):
+    """When it has lost that row, the values of the other one count, which has not changed."""
+    change(dynamic, 0, id=60, last_seen=12)
+    dynamic.increment(tmp_path / "out", 0)
+    assert in_increment(tmp_path / "out") == ({60: [0, 1], 70: [2, 3]}, [])
+
+
+def test_a_row_without_id_is_a_tombstone_once(dynamic, tmp_path):
+    change(dynamic, 2, last_seen=0)
+    dynamic.increment(tmp_path / "out", 0)
+    assert in_increment(tmp_path / "out") == ({}, [80])
+    change(dynamic, 2, weights=1.5)
+    dynamic.increment(tmp_path / "again", 10)
+    assert in_increment(tmp_path / "again") == ({}, [])
+
+
+def test_counts_of_waiting_ids_change_no_row(dynamic, tmp_path):
+    change(dynamic, 2, candidate=3, sightings=1)
+    dynamic.increment(tmp_path / "out", 0)
+    assert in_increment(tmp_path / "out") == ({}, [])
+    columns = pq.read_schema(tmp_path / "out/rows" / FQN / "part-00000.parquet").names
+    assert columns == ["id", "weights", "last_seen"]
 
 
 def test_states_of_another_branch_are_compared(chain, tmp_path):
