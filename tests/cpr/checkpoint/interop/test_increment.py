@@ -263,5 +263,5 @@ def test_changed_tables_are_refused_by_name(chain, tmp_path):
 
 
 def test_an_empty_directory_has_no_increment(tmp_path):
-    with pytest.raises(NoUsableStateError, match="make a full export"):
+    with pytest.raises(NoUsableStateError, match="name a directory in which a run has saved"):
         export(MemoryStorage(), "parquet", tmp_path / "out", since=0)
