@@ -166,7 +166,7 @@ VERIFY: Final = Command(
 
 EXPORT: Final = Command(
     name="export",
-    help="Write one state as a whole model that other programs read. "
+    help="Write one state as a whole model that other programs read, or what has changed since another. "
     "Takes some hundred MB of memory, however large the tables are.",
     add_arguments=_add_export,
     run=_export,
