@@ -32,7 +32,7 @@ MIRROR: Final = (
     ("--rows", "rows", int, "N", "rows of a node's tables; with the next two, mirrors are considered"),
     ("--row-bytes", "row_bytes", int, "N", "bytes of a row, with its optimizer state"),
     ("--changed-rows", "changed_rows", float, "N", "rows of a node that a step changes: distinct lookups"),
-    ("--workers", "workers", int, "N", "workers of a node (default: 1)"),
+    ("--workers-per-node", "workers", int, "N", "workers of a node (default: 1)"),
     ("--link", "link_gbps", float, "GBPS", "network between two nodes, in Gb/s (default: 25)"),
     ("--mirror-every", "every_steps", int, "STEPS", "steps from moment to moment (default: 1)"),
     ("--mirror-share", "share", float, "SHARE", "share of the rows that is mirrored (default: 1)"),
@@ -45,7 +45,7 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a job and its failures."""
     times = parser.add_argument_group("the job", "Times have units: 90s, 5.6m, 28h, 2d.")
     for flag, name, what in TIMES:
-        times.add_argument(flag, dest=name, type=_duration, metavar="TIME", help=what)
+        times.add_argument(flag, dest=name, type=duration, metavar="TIME", help=what)
     times.add_argument(
         "--nodes", dest="N_emb", type=int, metavar="N", help="nodes that hold embeddings (failure domains)"
     )
@@ -94,14 +94,14 @@ def _add_mirror_arguments(parser: argparse.ArgumentParser) -> None:
     mirrors.add_argument(
         "--step",
         dest="step_s",
-        type=_duration,
+        type=duration,
         metavar="TIME",
         help="of a training step without mirrors (default: measured by --run)",
     )
     mirrors.add_argument(
         "--mirror-slows",
         dest="slows_s",
-        type=_duration,
+        type=duration,
         metavar="TIME",
         help="what a step loses to the mirror (default: its processor time, one core for each worker)",
     )
@@ -217,7 +217,8 @@ def _history(uri: str) -> "RunHistory":
     return history
 
 
-def _duration(text: str) -> float:
+def duration(text: str) -> float:
+    """Parse the value of a flag that is a duration into seconds."""
     try:
         return parse_duration(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`cpr plan`: recommends full or partial recovery, and a save interval."""
+"""`cpr plan`: recommends full or partial recovery and a save interval, or how many workers to rent."""
 
 # ruff: noqa: PLC0415 - the imports are slow, and only this command needs them
 
@@ -16,6 +16,7 @@ from cpr.cli.job_flags import (
     inputs_of,
     mirror_of,
 )
+from cpr.cli.rent_flags import add_rent_arguments, check_rent, rent_plan
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,10 +28,33 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="share of the rows in a priority save; 1: full saves only (default: %(default)s)",
     )
-    add_output_arguments(parser, "overhead against interval")
+    add_rent_arguments(parser)
+    add_output_arguments(parser, "overhead against interval, or hours against money")
 
 
 def _run(options: argparse.Namespace) -> int:
+    check_picture(options.plot)
+    check_rent(options)
+    return _recover(options) if options.rented is None else _rent(options)
+
+
+def _rent(options: argparse.Namespace) -> int:
+    from cpr.estimator.renting.rent_text import as_text
+
+    plan, trials = rent_plan(options)
+    print(
+        json.dumps({**plan.to_json(), "trials": trials}, indent=1) if options.json else as_text(plan, trials)
+    )
+    if options.plot:
+        from cpr.estimator.renting.rent_plot import plot
+
+        plot(plan, options.plot)
+        if not options.json:
+            print(f"\nDrawn: {options.plot}")
+    return FINE
+
+
+def _recover(options: argparse.Namespace) -> int:
     from cpr.estimator.failures.arrivals import FailureModel
     from cpr.estimator.failures.log_report import report_on
     from cpr.estimator.planning import mirror_text
@@ -38,7 +62,6 @@ def _run(options: argparse.Namespace) -> int:
     from cpr.estimator.planning.recommend import recommend
     from cpr.estimator.planning.recommend_text import as_text
 
-    check_picture(options.plot)
     inputs = inputs_of(options)
     group_share, group_nodes = groups_of(options, inputs.job)
     groups = FailureModel(group_share=group_share, group_nodes=group_nodes)
@@ -66,7 +89,8 @@ def _run(options: argparse.Namespace) -> int:
 
 PLAN: Final = Command(
     name="plan",
-    help="Say how often to save and how to recover, and why: from a job's times, or from what runs measured.",
+    help="Say how often to save and how to recover, and why: from a job's times, or from what runs measured. "
+    "With --workers: how many workers to rent, and with which batch.",
     add_arguments=_add_arguments,
     run=_run,
 )

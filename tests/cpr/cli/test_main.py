@@ -42,7 +42,7 @@ def flip_bit(directory, sequence):
 JOB = {
     *("--total", "--fail", "--save", "--blocked", "--load", "--reschedule", "--nodes", "--pls", "--run"),
     *("--failures", "--group-share", "--group-nodes", "--rows", "--row-bytes", "--changed-rows", "--step"),
-    *("--workers", "--link", "--mirror-every", "--mirror-share", "--mirror-slows", "--mirror-apart"),
+    *("--workers-per-node", "--link", "--mirror-every", "--mirror-share", "--mirror-slows", "--mirror-apart"),
 }
 FLAGS = {
     "doctor": {"--checkpoint", "--json", "--memory", "--node-rank", "--nodes", "--rdzv", "--wait"},
@@ -50,7 +50,10 @@ FLAGS = {
     "verify": {"directory"},
     "export": {"--out", "--sequence", "--since", "--step", "--to", "directory"},
     "import": {"--out", "--step", "--tables", "source"},
-    "plan": {*JOB, "--json", "--plot", "--ratio"},
+    "plan": {
+        *(*JOB, "--ratio", "--workers", "--batches", "--trial", "--price", "--target", "--samples"),
+        *("--worker-fail", "--json", "--plot"),
+    },
     "simulate": {
         *(*JOB, "--interval", "--distribution", "--shape", "--of-nodes", "--trials", "--seed"),
         *("--json", "--plot"),

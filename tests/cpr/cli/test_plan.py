@@ -1,4 +1,4 @@
-"""`cpr plan`: flags, output, errors."""
+"""`cpr plan`: how often to save; flags, output, errors."""
 
 import json
 
@@ -67,7 +67,7 @@ def test_every_flag_of_mirrors_is_read(capsys):
     racks = ("--group-share", "0.5", "--group-nodes", "4")
     flags = {
         (): (),
-        ("--workers", "4"): (),
+        ("--workers-per-node", "4"): (),
         ("--link", "1"): (),
         ("--mirror-every", "8"): (),
         ("--mirror-share", "0.125"): (),
