@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args
 from cpr.fields import check_fields
 from cpr.humanize import parse_duration
 from cpr.mirror.config import MirrorConfig
-from dlrm.comm.config import CommConfig
+from dlrm.comm.config import DENSE, CommConfig
 from dlrm.config.goal import BUILT_IN, Goal
 from dlrm.config.stream import StreamConfig, check_stream
 from dlrm.config.table_optimizers import ROW_OPTIMIZERS
@@ -611,6 +611,9 @@ class TrainConfig:
     progressive_steps: int = 0
     """Steps of a window of progressive validation: AUC, log loss and calibration of the predictions that each
     sample got before it was trained, over all ranks. 0: off."""
+    measure_scaling: bool = False
+    """Measure what `cpr plan --workers` needs: the speed of the links at the start, the bytes that a step
+    sends, and the gradient noise scale of the dense parameters over the newest 1,000 steps."""
     run_folder: str = "runs"
     """Folder in which each run creates its own run folder."""
     warm_start: str = ""
@@ -710,6 +713,7 @@ class Config:
         self._check_pipeline()
         if self.stream.uri:
             check_stream(self)
+        self._check_scaling()
         goal = self.train.goal
         _check(
             goal is None or not goal.is_own or self.model.is_own,
@@ -765,6 +769,24 @@ class Config:
             f"train.compensation={self.train.compensation} is derived from SGD's momentum, and "
             f"dense.optimizer is {self.dense.optimizer}, dense.momentum {self.dense.momentum:g}: set "
             "dense.optimizer=sgd and dense.momentum=0.9, or leave out train.compensation",
+        )
+
+    def _check_scaling(self) -> None:
+        """Gradient noise takes norms of each rank's own gradient and of the exact mean of the same step."""
+        if not self.train.measure_scaling:
+            return
+        exact = [name for name in DENSE if name != "priority"]
+        _check(
+            self.comm.exchange in exact and self.comm.codec == "fp32",
+            "train.measure_scaling compares norms of own gradients with that of their exact mean, which "
+            f"comm.exchange={self.comm.exchange} with comm.wire_dtype={self.comm.wire_dtype} does not have: "
+            f"set comm.exchange to one of {', '.join(exact)}, with comm.wire_dtype=fp32",
+        )
+        _check(
+            not self.train.is_late and not self.train.has_two_replicas,
+            "train.measure_scaling needs own gradients and their mean in the same step, which "
+            f"train.pipeline={self.train.pipeline} moves apart: choose none, ids, prefetch or auto, or waves "
+            "with train.wave_updates=sum",
         )
 
     def to_dict(self) -> dict[str, Any]:

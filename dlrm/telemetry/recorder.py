@@ -39,6 +39,7 @@ from dlrm.telemetry.report import (
     mean_text,
     write_report,
 )
+from dlrm.telemetry.scaling import ScalingFigures
 from dlrm.telemetry.sinks import HYPERPARAMETERS, Figures, Sink, event_writer, open_sinks
 
 END: Final = "end"
@@ -109,6 +110,9 @@ class Recorder:
 
         Called before the `step` that logs it.
         """
+
+    def scaling(self, figures: ScalingFigures) -> None:
+        """Record what `train.measure_scaling` has measured; called after the `step` that logs."""
 
     def costs(self, saves: Sequence[SaveCost | SaveEvent], recoveries: Sequence[Recovery]) -> None:
         """Record saves newly committed, begun or failed, and all recoveries of the run, oldest first."""
@@ -291,6 +295,10 @@ class Telemetry(Recorder):
     def mirror(self, figures: MirrorFigures | None) -> None:
         """Record the age of the mirror of rank 0's rows; None without mirrors."""
         self._mirror = figures
+
+    def scaling(self, figures: ScalingFigures) -> None:
+        """Write a line, which `cpr plan --workers` reads."""
+        self._write("scaling", self._steps, _scaling_figures(figures))
 
     def costs(self, saves: Sequence[SaveCost | SaveEvent], recoveries: Sequence[Recovery]) -> None:
         """Write a line for each cost or event of a save, and each recovery that has none yet."""
@@ -503,6 +511,22 @@ def _exchange_figures(figures: ExchangeFigures | None) -> Figures:
         "kept_share": figures.kept_share,
         **energy,
     }
+
+
+def _scaling_figures(figures: ScalingFigures) -> Figures:
+    found: dict[str, Any] = {
+        "workers": figures.workers,
+        "global_batch": figures.global_batch,
+        "dense_bytes": figures.dense_bytes,
+    }
+    if figures.link is not None:
+        found |= {"link_latency_s": figures.link.latency_s, "link_bytes_per_s": figures.link.bytes_per_s}
+    if figures.pooled_bytes is not None:
+        found["pooled_bytes"] = figures.pooled_bytes
+    if (noise := figures.noise) is not None:
+        names = ("steps", "local", "averaged", "trace", "squared_norm", "scale", "gamma")
+        found["noise"] = {name: getattr(noise, name) for name in names}
+    return found
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -20,6 +20,7 @@ from cpr.shards import dense_tensors
 from data.loader import DataLoader
 from dlrm.batching.dynamic import DynamicBatching
 from dlrm.comm.feedback import warn_of_momentum
+from dlrm.comm.links import measure_links
 from dlrm.config.dataset import best_auc, total_samples
 from dlrm.config.goal import Goal
 from dlrm.config.schema import Config
@@ -43,7 +44,8 @@ from dlrm.sharding.splitting.planning.saved_choice import load_choice
 from dlrm.sharding.splitting.planning.shapes import heads_of
 from dlrm.sharding.splitting.planning.torchrec_plan import ModelLayout, Planned
 from dlrm.sharding.tables import initialize_tables
-from dlrm.telemetry import make_run_folder, open_telemetry
+from dlrm.telemetry import make_run_folder, open_telemetry, scaling
+from dlrm.telemetry.scaling import ScalingMeter
 from dlrm.training.best import BestSave, BestSelection, Patience, Selection
 from dlrm.training.data import Inputs
 from dlrm.training.encoding import refuse_other_encoding, refuse_other_order, warn_of_other_inputs
@@ -168,6 +170,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
         batching=DynamicBatching(inputs.loader, ranks.rank, ranks.world_size)
         if _is_dynamic(config) and isinstance(inputs.loader, DataLoader)
         else None,
+        scaling=_scaling_meter(inputs, model) if config.train.measure_scaling else None,
     )
     if config.train.goal is not None:
         trainer.selection = _selection(config.train.goal, trainer, inputs, folder, recovery)
@@ -223,12 +226,30 @@ def make_dense_sync(config: Config, model: DistributedModelParallel, optimizers:
         first, second = Replicas.of(model)
         return TickTockSync(list(first.values()), second, NUM_SCALARS, config.comm)
     num_scalars = NUM_SCALARS + (dist.get_world_size() if _is_dynamic(config) else 0)
+    if config.train.measure_scaling and dist.get_world_size() > 1:
+        num_scalars += scaling.NUM_SCALARS
     return AllReduceSync(dense_parameters(model), num_scalars, config.comm)
 
 
 def _is_dynamic(config: Config) -> bool:
     """Whether batches are resized; one rank alone has the whole batch."""
     return config.train.batching == "dynamic" and dist.get_world_size() > 1
+
+
+def _scaling_meter(inputs: Inputs, model: DistributedModelParallel) -> ScalingMeter:
+    """Measure the links, and create what measures the rest; a collective."""
+    workers = inputs.ranks.world_size
+    if workers == 1:
+        logger.warning(
+            "train.measure_scaling: one worker alone has no links, and no other gradient to compare its own "
+            "with: only the speed is measured"
+        )
+    return ScalingMeter(
+        dense_parameters(model),
+        workers,
+        workers * inputs.loader.config.batch_size,
+        measure_links(inputs.device).all_to_all if workers > 1 else None,
+    )
 
 
 def _states_per_rank(trainer: Trainer) -> dict[str, Stateful | Heir]:

@@ -31,13 +31,14 @@ from dlrm.optim.norms import local_norms
 from dlrm.pipeline.schedules import Schedule
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.telemetry.recorder import Recorder
+from dlrm.telemetry.scaling import ScalingMeter
 from dlrm.training.best import Selection
 
 logger = logging.getLogger(__name__)
 
 NUM_SCALARS = 4
 """Scalars reduced with the gradients: loss, finite check, stop flag, stop-at-once flag; those of
-`DynamicBatching` follow them."""
+`DynamicBatching` and of `ScalingMeter` follow them."""
 
 
 ADVICE = (
@@ -82,6 +83,8 @@ class Trainer:
     selection: Selection = field(default_factory=Selection)
     batching: DynamicBatching | None = None
     """None: sizes of batches do not follow the speed of ranks."""
+    scaling: ScalingMeter | None = None
+    """None: it is not measured."""
     steps_done: int = 0
     samples_done: int = 0
 
@@ -256,13 +259,19 @@ class Trainer:
         started_s = time.perf_counter()
         self.telemetry.lap("data")
         self.optimizers.begin_step(self.steps_done)
-        loss, logits = self.schedule.step(batch, self._upcoming)
+        with nullcontext() if self.scaling is None else self.scaling.counting():
+            loss, logits = self.schedule.step(batch, self._upcoming)
         self.telemetry.lap("forward_backward")
         # ranks share these scalars in the collective that averages the gradients: no extra latency
         finite_check = self._finite_check().to(loss.device)
         shared = [*self._stop_flags, *(self.batching.scalars if self.batching is not None else ())]
         others = [loss.new_full((), each) for each in shared]
-        means = self.replicas.average(torch.stack([loss.detach(), finite_check, *others]))
+        scalars = torch.stack([loss.detach(), finite_check, *others])
+        if self.scaling is None:
+            means = self.replicas.average(scalars)
+        else:
+            scalars = torch.cat([scalars, self.scaling.scalars(batch.weight)])
+            means = self.scaling.observe(self.replicas.average(scalars))
         checked = _Checked(self.steps_done + 1, loss.detach(), finite_check)
         stop, at_once, *seconds = self._stop_unless_finite(
             self._scalars.give(means, checked), self.steps_done + 1
@@ -291,6 +300,8 @@ class Trainer:
             labels=batch.labels,
             learning_rates=self.optimizers.learning_rates,
         )
+        if self.scaling is not None and self._is_logged(self.steps_done):
+            self.telemetry.scaling(self.scaling.figures())
         self.telemetry.lap("recording")
         # it may wait for the save before, after which SIGTERM is to be answered with a save, too
         with self.stop.extended(self.session.leaving_takes):

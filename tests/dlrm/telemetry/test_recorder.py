@@ -18,15 +18,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from cpr.estimator.history import SaveCost, SaveEvent
+from cpr.estimator.renting.noise import GradientNoise
+from cpr.estimator.renting.trial import Trial
 from cpr.mirror.config import MirrorFigures
 from cpr.recovery.run.report import Recovery
 from data.dataset import DatasetManifest, Feature, Part
 from dlrm.comm.feedback import LostResiduals
+from dlrm.comm.links import Link
 from dlrm.comm.stats import ExchangeFigures
 from dlrm.metrics import ClickMetrics, MetricValues
 from dlrm.telemetry import Recorder, Telemetry, make_run_folder, open_telemetry, progress, recorder
 from dlrm.telemetry.folder import trained_manifest
 from dlrm.telemetry.progress import TrainingProgress
+from dlrm.telemetry.scaling import ScalingFigures
 
 CPU = torch.device("cpu")
 BATCH = 100
@@ -111,6 +115,35 @@ def full_disk(limit: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_was_measured_of_scaling_is_a_line(tmp_path):
+    """`cpr plan --workers` reads it together with the speeds."""
+    telemetry = open_run(tmp_path)
+    noise = GradientNoise(workers=2, batch=BATCH, steps=5, local=3.0, averaged=2.0)
+    figures = ScalingFigures(workers=2, global_batch=BATCH, dense_bytes=400)
+    link = Link(latency_s=1e-5, bytes_per_s=1e9)
+    one_step(telemetry, 1, BATCH)
+    telemetry.scaling(figures)
+    telemetry.scaling(replace(figures, pooled_bytes=64.0, link=link, noise=noise))
+    few, all_of_them = lines_of(tmp_path, "scaling")
+    assert few == {
+        "kind": "scaling",
+        "step": 1,
+        "workers": 2,
+        "global_batch": BATCH,
+        "dense_bytes": 400,
+    }
+    assert all_of_them["link_bytes_per_s"] == 1e9
+    assert all_of_them["noise"] == {
+        **{"steps": 5, "local": 3.0, "averaged": 2.0, "trace": BATCH, "squared_norm": 1.0},
+        **{"scale": BATCH, "gamma": 0.75},
+    }
+    for step in range(2, 21):
+        one_step(telemetry, step, step * BATCH)
+    found = Trial.of("run", all_lines(tmp_path))
+    assert (found.noise, found.pooled_bytes) == (noise, 64.0)
+    telemetry.close()
 
 
 def test_a_whole_run_writes_configuration_metrics_and_report(tmp_path):

@@ -145,6 +145,15 @@ def test_slow_mixed_precision_is_warned_of(inputs, precision, dtypes, warnings, 
     assert sum("train.precision=fp32 is faster" in record.message for record in caplog.records) == warnings
 
 
+def test_one_rank_alone_measures_only_how_fast_it_is(inputs, caplog):
+    trainer = build(inputs("train.measure_scaling=true"), StopSignal())
+    trainer.replicas.close()
+    figures = trainer.scaling.figures()
+    assert (figures.workers, figures.noise, figures.link) == (1, None, None)
+    assert "only the speed is measured" in caplog.text
+    assert build(inputs(), StopSignal()).scaling is None
+
+
 def test_dynamic_batching_on_a_gpu_is_refused(inputs):
     of_gpu = replace(inputs("train.batching=dynamic"), device=torch.device("cuda"))
     with pytest.raises(ValueError, match="does not see how long a GPU"):
