@@ -129,6 +129,11 @@ class Workers:
                 process.stdout.close()
         self._open.close()
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank."""
+        return [process.pid for process in self._processes]
+
     def ask(self, **request: Any) -> Row:
         """Send a request to all workers and return the answer of rank 0.
 

@@ -171,6 +171,14 @@ GOALS: Final[Sequence[Goal]] = [
         auto_worst_ratio=0.97,
     ),
     *_goals("pipeline", Sense.WITHIN, prefetch_auc_delta=0),
+    *_goals(
+        "renting",
+        Sense.AT_MOST,
+        scavenger_time_error=0.05,
+        scavenger_time_error_throttled=0.1,
+        scavenger_noise_error=0.05,
+        scavenger_regret=0.1,
+    ),
 ]
 
 

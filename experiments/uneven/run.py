@@ -33,9 +33,9 @@ from data.synthetic import SyntheticConfig, generate
 from experiments.harness.command import experiment_parser
 from experiments.harness.launch import torchrun
 from experiments.harness.plotting import median_bars
+from experiments.harness.processor_limits import Group, NoControlGroupError, groups
 from experiments.harness.record import Record, Row
 from experiments.harness.statistics import Estimate, median_figures
-from experiments.uneven.limits import Group, NoControlGroupError, groups
 from experiments.uneven.worker import FOLDERS
 
 ROUNDS: Final = 5

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from dlrm import train
-from experiments.uneven.limits import Group
+from experiments.harness.processor_limits import Group
 
 FOLDERS: Final = "CPR_UNEVEN_GROUPS"
 """Variable with the folders of the ranks' groups, as JSON."""

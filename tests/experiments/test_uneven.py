@@ -7,8 +7,8 @@ from threading import Event
 import pytest
 
 from data.synthetic import SyntheticConfig, generate
+from experiments.harness.processor_limits import NoControlGroupError, groups
 from experiments.uneven import run as uneven
-from experiments.uneven.limits import NoControlGroupError, groups
 
 
 def row(case, number, kind="dynamic", rate=1.0, sizes=(), auc=0.5, fell=None):
@@ -51,7 +51,7 @@ def test_nothing_that_changed_was_followed_at_once():
 
 
 def test_without_the_right_to_make_groups_the_reason_is_given(monkeypatch, capsys):
-    monkeypatch.setattr("experiments.uneven.limits.FIRST", Path("/proc/none/cpu"))
+    monkeypatch.setattr("experiments.harness.processor_limits.FIRST", Path("/proc/none/cpu"))
     with pytest.raises(SystemExit):
         uneven.main(["--quick"])
     assert "cannot be made here" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 PERIOD_US: Final = 20_000
-"""The kernel gives a group its share anew in each period."""
+"""The kernel gives a group its share anew in each period, unless another one is asked for."""
 FIRST: Final = Path("/sys/fs/cgroup/cpu")
 """Where groups are made by version 1 of control groups; by version 2 in the folder above."""
 
@@ -22,40 +22,45 @@ class Group:
     """A control group, into which a process goes with its children."""
 
     folder: Path
+    period_us: int = PERIOD_US
 
     def limit(self, cores: float | None) -> None:
         """Give the group this many cores at most; None: as many as there are."""
-        quota = -1 if cores is None else round(cores * PERIOD_US)
+        quota = -1 if cores is None else round(cores * self.period_us)
         if (self.folder / "cpu.cfs_quota_us").exists():
-            (self.folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (self.folder / "cpu.cfs_period_us").write_text(str(self.period_us))
             (self.folder / "cpu.cfs_quota_us").write_text(str(quota))
         else:
-            (self.folder / "cpu.max").write_text(f"{'max' if cores is None else quota} {PERIOD_US}")
+            (self.folder / "cpu.max").write_text(f"{'max' if cores is None else quota} {self.period_us}")
 
-    def enter(self) -> None:
-        """Put this process into the group."""
-        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+    def enter(self, pid: int | None = None) -> None:
+        """Put a process with its threads into the group; None: this one."""
+        (self.folder / "cgroup.procs").write_text(str(pid or os.getpid()))
 
 
 @contextmanager
-def groups(count: int) -> Iterator[list[Group]]:
+def groups(count: int, period_us: int = PERIOD_US) -> Iterator[list[Group]]:
     """Make groups without limits, and remove them when their processes have ended.
+
+    Args:
+        count: how many.
+        period_us: of limits; a process that waits in between may use a period's share at once.
 
     Raises:
         NoControlGroupError: that is not possible here.
     """
     parent = FIRST if FIRST.is_dir() else FIRST.parent
-    folders = [parent / f"cpr-uneven-{os.getpid()}-{number}" for number in range(count)]
+    folders = [parent / f"cpr-limits-{os.getpid()}-{number}" for number in range(count)]
     try:
         for folder in folders:
             folder.mkdir()
             if not list(folder.glob("cpu.*")):
                 raise OSError(f"{parent} has no controller of processor time")
-        yield [Group(folder) for folder in folders]
+        yield [Group(folder, period_us) for folder in folders]
     except OSError as error:
         raise NoControlGroupError(
-            f"workers are slowed down by control groups, which cannot be made here ({error}): run it as root "
-            "on Linux"
+            f"processor time is limited by control groups, which cannot be made here ({error}): run it as "
+            "root on Linux"
         ) from error
     finally:
         for folder in folders:

@@ -1,0 +1,1 @@
+"""How well short runs say how many workers to rent; see `run`."""
