@@ -1,6 +1,5 @@
 """Trains alone until it is killed, on what a worker of `experiments.renting` trains on: keeps a core busy."""
 
-import sys
 from typing import Final
 
 from experiments.harness.worker_process import job_from, worker_process_group
@@ -23,4 +22,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

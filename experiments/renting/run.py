@@ -31,6 +31,7 @@ from functools import partial
 from typing import Final
 
 from data.synthetic import SyntheticConfig
+from dlrm.telemetry.scaling import WINDOW
 from experiments.harness import samples
 from experiments.harness.command import experiment_parser, require_links
 from experiments.harness.launch import ROOT
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         DATA,
         SEEDS,
         NOISE_SEEDS,
-        linear.WINDOW,
+        WINDOW,
     )
     every = EVALUATED_EVERY
     if options.quick:

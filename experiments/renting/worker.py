@@ -4,6 +4,7 @@ It serves three requests: `{"do": "count"}` counts the bytes of an exchange, `{"
 links, and `{"do": "time", "batch": B, "seconds": S}` times steps.
 """
 
+from collections.abc import Callable
 from itertools import cycle
 from typing import Any, Final
 
@@ -91,6 +92,11 @@ def main() -> int:
     job = job_from(None)
     with worker_process_group() as ranks:
         timer = StepTimer(job, ranks)
+        answers: dict[str, Callable[..., Row]] = {
+            "count": timer.count,
+            "link": timer.link,
+            "time": timer.time,
+        }
 
         def answer(request: Row) -> Row:
             asked = {name: value for name, value in request.items() if name != "do"}
