@@ -59,6 +59,7 @@ def check_stream(config: "Config") -> None:
         "train.evaluate_every_epochs": (train.evaluate_every_epochs > 0, "counts passes over data"),
         "train.batching": (train.batching == "dynamic", "sizes batches by speed, not by what has come"),
         "train.pipeline": (train.pipeline in {"waves", "delayed"}, "is made for batches of one size"),
+        "train.measure_scaling": (train.measure_scaling, "times steps that wait for no data"),
         "comm.exchange": (config.comm.exchange == "selsync", "averages parameters whatever the sizes"),
     }
     for name, (is_set, reason) in reasons.items():

@@ -100,10 +100,7 @@ def main() -> int:
 
         def answer(request: Row) -> Row:
             asked = {name: value for name, value in request.items() if name != "do"}
-            found: Row = {"count": timer.count, "link": timer.link, "time": timer.time}[request["do"]](
-                **asked
-            )
-            return found
+            return answers[request["do"]](**asked)
 
         answer_requests(ranks, answer)
     return 0
