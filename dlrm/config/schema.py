@@ -613,7 +613,8 @@ class TrainConfig:
     sample got before it was trained, over all ranks. 0: off."""
     measure_scaling: bool = False
     """Measure what `cpr plan --workers` needs: the speed of the links at the start, the bytes that a step
-    sends, and the gradient noise scale of the dense parameters over the newest 1,000 steps."""
+    sends, and the gradient noise scale of the dense parameters over the newest half of the steps, at most
+    1,000."""
     run_folder: str = "runs"
     """Folder in which each run creates its own run folder."""
     warm_start: str = ""

@@ -18,7 +18,8 @@ from dlrm.optim.norms import local_norms
 from dlrm.sharding.splitting.wire import Wire, counted
 
 WINDOW: Final = 1000
-"""Steps over which squared norms are averaged: the newest ones."""
+"""Steps over which squared norms are averaged at most: the newest ones, of the second half of the run. In the
+first steps of training, gradients are large, and noise is not."""
 NUM_SCALARS: Final = 2
 """Scalars that several ranks reduce with the gradients: `ScalingMeter.scalars`."""
 COUNTED_STEP: Final = 3
@@ -39,13 +40,13 @@ class ScalingFigures:
     link: Link | None = None
     """As each rank sees it while all send equally much to all others."""
     noise: GradientNoise | None = None
-    """Of the dense parameters, over the newest `WINDOW` steps."""
+    """Of the dense parameters, over the newest half of the steps, at most `WINDOW`."""
 
 
 class ScalingMeter:
     """Measures gradient noise, and bytes that are sent; all ranks use it alike.
 
-    A run that is resumed begins with an empty window.
+    A run that is resumed starts over.
 
     Args:
         parameters: dense fp32 parameters, equal on all ranks.
@@ -109,7 +110,7 @@ class ScalingMeter:
 
     def figures(self) -> ScalingFigures:
         """What was measured so far; waits for the GPU."""
-        known = min(self._steps, WINDOW)
+        known = min((self._steps + 1) // 2, WINDOW)
         figures = ScalingFigures(
             workers=self._workers,
             global_batch=self._global_batch,
@@ -118,7 +119,8 @@ class ScalingMeter:
         )
         if self._workers == 1 or not known:
             return figures
-        local, averaged = self._norms[:known].double().mean(0).tolist()
+        newest = torch.arange(self._steps - known, self._steps, device=self._device) % WINDOW
+        local, averaged = self._norms[newest].double().mean(0).tolist()
         sent = self._sent_bytes.item() if self._steps >= COUNTED_STEP else None
         share = (self._workers - 1) / self._workers**2
         return replace(

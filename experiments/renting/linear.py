@@ -43,7 +43,7 @@ CASES: Final[Sequence[LinearCase]] = (
 """Noise scales of about a third of the batch, a little more than the batch, and two thirds of it."""
 
 
-def measure(case: LinearCase, seed: int, steps: int = WINDOW) -> Row:
+def measure(case: LinearCase, seed: int, steps: int = 2 * WINDOW) -> Row:
     """Train by plain SGD; return the noise scale that was estimated, and the exact one of the same steps."""
     random = torch.Generator().manual_seed(seed)
     variances = torch.logspace(0, -1, COLUMNS)
@@ -75,7 +75,7 @@ def measure(case: LinearCase, seed: int, steps: int = WINDOW) -> Row:
         "seed": seed,
         "batch": batch,
         "found": found.scale,
-        "exact": sum(traces[-WINDOW:]) / sum(squared_norms[-WINDOW:]),
+        "exact": sum(traces[-found.steps :]) / sum(squared_norms[-found.steps :]),
     }
 
 

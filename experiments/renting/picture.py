@@ -1,6 +1,5 @@
 """The picture of `experiments.renting`."""
 
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -13,12 +12,9 @@ from experiments.renting.quality import reached, target_of
 from experiments.renting.times import Grid
 
 
-def draw(grid: Grid) -> partial[None]:
-    """What draws a result of that grid: predictions over what was measured, and time over money."""
-    return partial(_draw, grid)
-
-
-def _draw(grid: Grid, result: Row, folder: Path) -> None:
+def draw(result: Row, folder: Path) -> None:
+    """Draw predictions over what was measured, and measured time over money."""
+    grid = Grid.from_json(result["config"]["grid"])
     figure = Figure(figsize=(11, 3.8), layout="constrained")
     times, noise, offers = figure.subplots(1, 3)
     _draw_times(times, grid, result["rows"])

@@ -8,13 +8,13 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from cpr.estimator.renting.noise import GradientNoise
-from cpr.estimator.renting.samples import Target
+from cpr.estimator.renting.samples import LOWER_IS_BETTER, Target, monotone
 from cpr.estimator.renting.trial import Trial
 from experiments.harness.launch import torchrun
-from experiments.harness.record import Record, Row
+from experiments.harness.record import Row
 
 PROCESSES: Final = 2
 METRIC: Final = "log_loss"
@@ -24,40 +24,29 @@ REACHED_SHARE: Final = 3 / 4
 """Share of its samples after which the largest batch has reached the target, in the seed that is latest."""
 
 
-def measure(
-    record: Record, dataset: Path, batches: Sequence[int], seeds: int, samples: int, between: int
-) -> None:
-    """Make the runs that the record does not have yet.
+def measure(dataset: Path, batch: int, seed: int, samples: int, evaluated_every: int) -> Row:
+    """Train once; return the learning curve, and the norms that gradient noise follows from.
 
     Args:
-        record: gets a row for each run.
         dataset: prepared data, whose last day is evaluated.
-        batches: samples of a step.
-        seeds: how many; each decides initial values and the order of samples.
-        samples: of a run.
-        between: samples from one evaluation to the next.
+        batch: samples of a step.
+        seed: decides initial values and the order of samples.
+        samples: of the run.
+        evaluated_every: samples from one evaluation to the next.
     """
-    for seed in range(seeds):
-        for batch in batches:
-            settings = {
-                "data.uri": json.dumps(str(dataset)),
-                "data.global_batch_size": batch,
-                "train.seed": seed,
-                "train.max_steps": samples // batch,
-                "train.evaluate_every_steps": max(1, between // batch),
-                "train.log_every_steps": max(1, samples // batch // LINES),
-                "train.measure_scaling": "true",
-                "train.device": "cpu",
-            }
-            key = f"curve {batch} {seed}"
-            row = record.measure(key, lambda s=settings: _run(s))  # type: ignore[misc]
-            print(f"{key}: {METRIC} {row['curve'][-1][1]:.4f}, noise scale {noise_in(row).scale}", flush=True)
-
-
-def _run(settings: dict[str, Any]) -> Row:
     with tempfile.TemporaryDirectory(prefix="renting-") as runs:
-        given = settings | {"train.run_folder": json.dumps(runs)}
-        arguments = ["--recipe", "tiny", "--set", *(f"{name}={value}" for name, value in given.items())]
+        settings = {
+            "data.uri": json.dumps(str(dataset)),
+            "data.global_batch_size": batch,
+            "train.seed": seed,
+            "train.max_steps": samples // batch,
+            "train.evaluate_every_steps": max(1, evaluated_every // batch),
+            "train.log_every_steps": max(1, samples // batch // LINES),
+            "train.measure_scaling": "true",
+            "train.device": "cpu",
+            "train.run_folder": json.dumps(runs),
+        }
+        arguments = ["--recipe", "tiny", "--set", *(f"{name}={value}" for name, value in settings.items())]
         torchrun("dlrm.train", arguments, processes=PROCESSES, threads=1)
         (run,) = Path(runs).iterdir()
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -65,8 +54,8 @@ def _run(settings: dict[str, Any]) -> Row:
     assert trial.noise is not None, "there are two workers"
     return {
         "kind": "curve",
-        "batch": trial.step.batch,
-        "seed": settings["train.seed"],
+        "batch": batch,
+        "seed": seed,
         "curve": trial.curves[METRIC],
         "noise_steps": trial.noise.steps,
         "noise_local": trial.noise.local,
@@ -86,12 +75,13 @@ def noise_in(row: Row) -> GradientNoise:
 
 
 def target_of(rows: Sequence[Row]) -> Target:
-    """The target of all runs: what each run with the largest batch has reached before its last quarter."""
+    """The target of all runs: what each run of the largest batch has reached when its last quarter begins."""
     largest = max(row["batch"] for row in rows)
-    curves = [row["curve"] for row in rows if row["batch"] == largest]
-    values = [
-        next(value for samples, value in curve if samples >= REACHED_SHARE * curve[-1][0]) for curve in curves
-    ]
+    values = []
+    for curve in (row["curve"] for row in rows if row["batch"] == largest):
+        smooth = monotone(curve, LOWER_IS_BETTER[METRIC])
+        late = [value for samples, value in smooth if samples >= REACHED_SHARE * curve[-1][0]]
+        values.append(late[0] if late else smooth[-1][1])
     return Target(metric=METRIC, value=max(values))
 
 

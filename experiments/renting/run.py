@@ -14,7 +14,7 @@ with the next row. Figures are medians over rounds or seeds, with `..._low` and 
 - `scavenger_time_error_other_link`: the same of throttled cells of several workers, predicted from corners
   whose links were not limited, with the measured speed of the throttled links.
 - `scavenger_noise_error`: largest relative error of the gradient noise scale of linear regression, which is
-  known in closed form, in three cases of workers, batch and noise; a window of 1,000 steps.
+  known in closed form, in three cases of workers, batch and noise; over 1,000 steps.
 - `scavenger_regret`: time or money that the cell with the least predicted time or money takes more than the
   best of all cells, as a share; the largest of both and of both links. Samples to the target are measured:
   runs of the recipe `tiny` with every batch and the recipe's learning rates, evaluated on a day of their
@@ -27,6 +27,7 @@ with the next row. Figures are medians over rounds or seeds, with `..._low` and 
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
 
@@ -45,12 +46,40 @@ from experiments.renting.times import Grid
 
 PERIOD_US: Final = 5_000
 """Of the limits of processor time: short against a step."""
-SEEDS: Final = 3
-"""Of learning curves."""
-NOISE_SEEDS: Final = 5
-DATA: Final = SyntheticConfig(days=9, rows_per_day=40_000)
-EVALUATED_EVERY: Final = 16_384
-"""Samples."""
+
+
+DATA: Final = SyntheticConfig(days=13, rows_per_day=20_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is measured."""
+
+    grid: Grid = field(default_factory=Grid)
+    data: SyntheticConfig = DATA
+    """Of the learning curves; the last day is evaluated."""
+    seeds: int = 3
+    """Of the learning curves."""
+    evaluated_every: int = 12_288
+    """Samples from one evaluation to the next."""
+    noise_seeds: int = 5
+    noise_steps: int = 2 * WINDOW
+
+    @property
+    def trained_samples(self) -> int:
+        """Samples of a learning curve."""
+        return (self.data.days - 1) * self.data.rows_per_day
+
+
+SMALL: Final = Effort(
+    grid=Grid(workers=(1, 2), batches=(64, 128, 256), rounds=1, seconds=0.1, rows=100),
+    data=SyntheticConfig(days=2, rows_per_day=4_000),
+    seeds=1,
+    evaluated_every=1024,
+    noise_seeds=1,
+    noise_steps=20,
+)
+"""Of `--quick`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,39 +88,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     require_links(parser)
     leave_tidily()
-    grid, data, seeds, noise_seeds, steps = (
-        Grid(rounds=options.rounds),
-        DATA,
-        SEEDS,
-        NOISE_SEEDS,
-        WINDOW,
-    )
-    every = EVALUATED_EVERY
-    if options.quick:
-        grid = Grid(workers=(1, 2), batches=(64, 128, 256), rounds=1, seconds=0.1, rows=100)
-        data, seeds, noise_seeds, steps = SyntheticConfig(days=2, rows_per_day=4_000), 1, 1, 20
-        every = 1024
-    trained = (data.days - 1) * data.rows_per_day
-    config = {
-        "grid": times.config_of(grid),
-        "trained_samples": trained,
-        "evaluated_samples": data.rows_per_day,
-        "evaluated_every": every,
-        "seeds": seeds,
-        "noise_seeds": noise_seeds,
-        "noise_steps": steps,
-    }
-    record = Record("renting", config, seeds=list(range(max(seeds, noise_seeds))), quick=options.quick)
-    for seed in range(noise_seeds):
+    effort = SMALL if options.quick else Effort(grid=Grid(rounds=options.rounds))
+    seeds = list(range(max(effort.seeds, effort.noise_seeds)))
+    record = Record("renting", asdict(effort), seeds=seeds, quick=options.quick)
+    for seed in range(effort.noise_seeds):
         for case in linear.CASES:
-            record.measure(f"linear {case.name} {seed}", partial(linear.measure, case, seed, steps))
+            key = f"linear {case.name} {seed}"
+            record.measure(key, partial(linear.measure, case, seed, effort.noise_steps))
     folder = QUICK / "renting-data" if options.quick else ROOT / "datasets" / "renting"
-    dataset = samples.generated(data, folder)
-    quality.measure(record, dataset, grid.batches, seeds, trained, every)
+    dataset = samples.generated(effort.data, folder)
+    for seed in range(effort.seeds):
+        for batch in effort.grid.batches:
+            curve = partial(
+                quality.measure, dataset, batch, seed, effort.trained_samples, effort.evaluated_every
+            )
+            row = record.measure(f"curve {batch} {seed}", curve)
+            print(f"{row['key']}: {quality.METRIC} {row['curve'][-1][1]:.4f}", flush=True)
     try:
-        with groups(max(grid.workers), PERIOD_US) as of_ranks:
-            times.measure(record, grid, of_ranks)
+        with groups(max(effort.grid.workers), PERIOD_US) as of_workers:
+            for number in range(effort.grid.rounds):
+                for workers in effort.grid.workers:
+                    timed = partial(times.measure, effort.grid, number, workers, of_workers)
+                    row = record.measure(f"time {number} {workers}", timed)
+                    took = ", ".join(f"{1000 * each:.0f} ms" for each in row["free"].values())
+                    print(f"{row['key']}: {took}", flush=True)
     except NoControlGroupError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
-    figures, notes = figures_of(record.rows, grid)
-    return record.publish(figures, draw(grid), notes)
+    figures, notes = figures_of(record.rows, effort.grid)
+    return record.publish(figures, draw, notes)

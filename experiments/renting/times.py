@@ -9,14 +9,14 @@ import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
 from experiments.harness.launch import worker_command, worker_environment
 from experiments.harness.network import Network
 from experiments.harness.processor_limits import Group
-from experiments.harness.record import Record, Row
+from experiments.harness.record import Row
 from experiments.harness.workers import Workers
 from experiments.renting.filler import READY
 
@@ -43,6 +43,12 @@ class Grid:
     """Of each of the 26 tables."""
     recipe: str = "kaggle"
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Grid":
+        """From a result's `config`."""
+        tuples = {name: tuple(each) for name, each in values.items() if isinstance(each, list)}
+        return cls(**{**values, **tuples})
+
     @property
     def corners(self) -> list[tuple[int, int]]:
         """Workers and batches of the cells that the model is fitted to: the partial search of Scavenger."""
@@ -59,20 +65,19 @@ class Grid:
         return [cell for cell in cells if cell not in self.corners]
 
 
-def measure(record: Record, grid: Grid, groups: Sequence[Group]) -> None:
-    """Measure the rows that the record does not have yet.
+def measure(grid: Grid, number: int, num_workers: int, groups: Sequence[Group]) -> Row:
+    """Time the steps of a number of workers, in a round.
 
-    Rows have the seconds of a step by batch without limits of the links (`free`), and, with several workers,
-    with throttled ones (`throttled`), the measured speeds of both, and the bytes of an exchange.
+    Args:
+        grid: what is timed.
+        number: of the round; decides the order of the batches.
+        num_workers: number of workers.
+        groups: control groups for as many workers as the grid has at most.
+
+    Returns:
+        Seconds of a step by batch without limits of the links (`free`), and, with several workers, with
+        throttled ones (`throttled`), the measured speed of both, and the bytes of an exchange.
     """
-    for number in range(grid.rounds):
-        for workers in grid.workers:
-            key = f"time {number} {workers}"
-            row = record.measure(key, lambda n=number, w=workers: _time(grid, n, w, groups))  # type: ignore[misc]
-            print(f"{key}: {', '.join(f'{1000 * each:.1f} ms' for each in row['free'].values())}", flush=True)
-
-
-def _time(grid: Grid, number: int, num_workers: int, groups: Sequence[Group]) -> Row:
     job = {"rows": grid.rows, "recipe": grid.recipe, "batches": grid.batches}
     row: Row = {"kind": "time", "round": number, "workers": num_workers}
     own, others = groups[:num_workers], groups[num_workers:]
@@ -126,8 +131,3 @@ def _fillers(job: Mapping[str, Any], groups: Sequence[Group], cores: float) -> I
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
-
-
-def config_of(grid: Grid) -> dict[str, object]:
-    """The grid as part of a result's `config`."""
-    return asdict(grid)

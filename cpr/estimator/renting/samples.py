@@ -50,15 +50,15 @@ class Target:
         return f"{self.metric}={self.value:g}"
 
     def reached_after(self, curve: Sequence[tuple[float, float]]) -> float | None:
-        """Samples after which a learning curve first reaches the target; None: it does not.
+        """Samples after which a learning curve reaches the target; None: it does not.
 
         Args:
-            curve: samples trained and the metric's value, in order; between two evaluations the metric is
-                taken as linear.
+            curve: samples trained and the metric's value, in order; it is made `monotone`, and linear between
+                two evaluations.
         """
         sign = -1.0 if LOWER_IS_BETTER[self.metric] else 1.0
         before: tuple[float, float] | None = None
-        for samples, value in curve:
+        for samples, value in monotone(curve, LOWER_IS_BETTER[self.metric]):
             missing = sign * (self.value - value)
             if missing <= 0:
                 if before is None:
@@ -72,6 +72,31 @@ class Target:
         """The best value of a learning curve."""
         values = [value for _, value in curve]
         return min(values) if LOWER_IS_BETTER[self.metric] else max(values)
+
+
+def monotone(curve: Sequence[tuple[float, float]], falls: bool) -> list[tuple[float, float]]:
+    """A learning curve up to its best value, without the ups and downs of single evaluations.
+
+    The monotone values with the least squared differences (isotonic regression, pool-adjacent-violators): one
+    lucky evaluation does not reach a target early.
+
+    Args:
+        curve: samples and value of each evaluation, in order.
+        falls: whether the metric is to fall.
+    """
+    sign = -1.0 if falls else 1.0
+    values = [sign * value for _, value in curve]
+    num_kept = values.index(max(values)) + 1 if values else 0
+    blocks: list[tuple[float, int]] = []
+    """Mean and length of runs of equal values."""
+    for value in values[:num_kept]:
+        blocks.append((value, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (before, num_before), (after, num_after) = blocks[-2:]
+            length = num_before + num_after
+            blocks[-2:] = [((before * num_before + after * num_after) / length, length)]
+    smooth = [sign * mean for mean, length in blocks for _ in range(length)]
+    return [(samples, value) for (samples, _), value in zip(curve[:num_kept], smooth, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.harness.processor_limits import NoControlGroupError, groups
-from experiments.renting.run import main
+from experiments.renting.run import SMALL, main
 from experiments.renting.times import FILLER, Grid
 
 
@@ -27,6 +27,7 @@ def test_a_quick_run(links, forks, run_quick):
     except NoControlGroupError as error:
         pytest.skip(str(error))
     result = run_quick(main, "renting")
+    assert Grid.from_json(result["config"]["grid"]) == SMALL.grid
     times = [row for row in result["rows"] if row["kind"] == "time"]
     assert [row["workers"] for row in times] == [1, 2]
     assert times[1]["throttled_link"] < 1e9 / 8 < times[1]["free_link"]

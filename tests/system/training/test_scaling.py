@@ -125,9 +125,9 @@ def test_norms_are_those_of_one_process(sizes, start_ranks, dataset, tmp_path):
     assert tuple(len(rank["labels"][0]) for rank in ranks) == sizes
     wanted = torch.tensor(norms(ranks)).double()
     for rank in ranks:
-        assert [each.noise.steps for each in rank["figures"]] == [4, WINDOW, WINDOW]
+        assert [each.noise.steps for each in rank["figures"]] == [2, 4, WINDOW]
         for figures, end in zip(rank["figures"], (4, 8, 12), strict=True):
-            local, averaged = wanted[max(0, end - WINDOW) : end].mean(0).tolist()
+            local, averaged = wanted[end - figures.noise.steps : end].mean(0).tolist()
             assert figures.noise.local == pytest.approx(local, rel=1e-4)
             assert figures.noise.averaged == pytest.approx(averaged, rel=1e-4)
             assert figures.pooled_bytes == pytest.approx(4 * SENT * 4 / (2 * SIZE))
@@ -165,7 +165,7 @@ def test_short_runs_of_the_trainer_are_trials(start, tmp_path):
     assert found.returncode == 0, errors
     assert out.startswith("Cheapest")
     lines = [line for line in _lines(trials[-1]) if line["kind"] == "scaling"]
-    assert lines[-1]["noise"]["steps"] == 15
+    assert lines[-1]["noise"]["steps"] == 8
     assert lines[-1]["pooled_bytes"] > 0
     assert Trial.of("", _lines(trials[-1])).noise.local > 0
 

@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.isotonic import isotonic_regression
 
-from cpr.estimator.renting.samples import SamplesNeeded, Target
+from cpr.estimator.renting.samples import SamplesNeeded, Target, monotone
 
 AUC = Target(metric="auc", value=0.75)
 CURVE = [(100.0, 0.6), (200.0, 0.7), (300.0, 0.8), (400.0, 0.74)]
@@ -17,6 +18,30 @@ def test_a_target_is_reached_between_two_evaluations():
     assert Target.parse("auc=0.81").reached_after(CURVE) is None
     assert AUC.reached_after([]) is None
     assert (AUC.best_of(CURVE), Target.parse("log_loss=1").best_of(CURVE)) == (0.8, 0.6)
+
+
+def test_a_lucky_evaluation_reaches_nothing():
+    curve = [(100, 0.70), (200, 0.76), (300, 0.72), (400, 0.80), (500, 0.60)]
+    assert monotone(curve, falls=False) == [
+        (100, 0.70),
+        (200, pytest.approx(0.74)),
+        (300, pytest.approx(0.74)),
+        (400, 0.80),
+    ]
+    assert AUC.reached_after(curve) == pytest.approx(300 + 100 / 6)
+    falling = [(samples, -value) for samples, value in curve]
+    assert monotone(falling, falls=True) == [(each, -value) for each, value in monotone(curve, falls=False)]
+    assert monotone([], falls=True) == []
+
+
+values = st.lists(st.floats(0, 1), min_size=1)
+
+
+@given(values)
+def test_a_monotone_curve_is_as_near_as_scikit_learns(found):
+    best = found.index(max(found)) + 1
+    smooth = [value for _, value in monotone(list(enumerate(found)), falls=False)]
+    assert smooth == pytest.approx(isotonic_regression(found[:best]), abs=1e-9)
 
 
 @pytest.mark.parametrize(
