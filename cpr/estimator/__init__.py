@@ -1,1 +1,1 @@
-"""Estimator of save intervals and recovery costs: measurements, formulas, recommendation, simulation."""
+"""Estimator of save intervals, recovery costs and workers to rent: measurements, formulas, simulation."""

@@ -1,7 +1,7 @@
 """Limits of processor time for single workers, by a control group of each."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,17 +52,22 @@ def groups(count: int, period_us: int = PERIOD_US) -> Iterator[list[Group]]:
     parent = FIRST if FIRST.is_dir() else FIRST.parent
     folders = [parent / f"cpr-limits-{os.getpid()}-{number}" for number in range(count)]
     try:
+        _make(folders)
+        yield [Group(folder, period_us) for folder in folders]
+    finally:
+        for folder in folders:
+            if folder.is_dir():
+                folder.rmdir()
+
+
+def _make(folders: Sequence[Path]) -> None:
+    try:
         for folder in folders:
             folder.mkdir()
             if not list(folder.glob("cpu.*")):
-                raise OSError(f"{parent} has no controller of processor time")
-        yield [Group(folder, period_us) for folder in folders]
+                raise OSError(f"{folder.parent} has no controller of processor time")
     except OSError as error:
         raise NoControlGroupError(
             f"processor time is limited by control groups, which cannot be made here ({error}): run it as "
             "root on Linux"
         ) from error
-    finally:
-        for folder in folders:
-            if folder.is_dir():
-                folder.rmdir()

@@ -36,7 +36,7 @@ class Grid:
     """Speed of throttled links."""
     cores: float = 0.4
     """Processor time of each worker, in cores; what all together leave is for the kernel's network."""
-    rounds: int = 5
+    rounds: int = 4
     seconds: float = 3.0
     """Time that a cell is timed for."""
     rows: int = 10_000
