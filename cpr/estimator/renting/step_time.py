@@ -6,7 +6,8 @@ With `N` workers, `B` samples of all of them and `D(N, B)` bytes that a worker s
 
 seconds. Scavenger (arXiv 2303.06659) has the first three terms; the last one is for embeddings, which it has
 none of. As the speed of the links is measured, `byte` is what workers themselves need for a byte, and the
-time over other links follows. No coefficient is negative.
+time over other links follows. No coefficient is negative but `byte`, where training uses the links better
+than their measurement did.
 """
 
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ class StepTime:
     worker_s: float
     """Per worker but the first: latency, and waiting for each other."""
     byte_s: float
-    """Per sent byte, besides the time on the link."""
+    """Per sent byte, besides the time on the link; below 0 if that is less than measured."""
     traffic: Traffic
     link_bytes_per_s: float | None
     """Of the slowest measured step; None: none had links."""
@@ -85,12 +86,12 @@ class StepTime:
                 "nothing: give a run of two or more, too"
             )
         sent = self.traffic.sent(workers, batch)
-        return own_s + self.worker_s * (workers - 1) + (self.byte_s + 1 / link) * sent
+        return own_s + self.worker_s * (workers - 1) + max(0.0, self.byte_s + 1 / link) * sent
 
     @property
     def num_coefficients(self) -> int:
         """Coefficients that are not 0."""
-        return sum(each > 0 for each in (self.fixed_s, self.sample_s, self.worker_s, self.byte_s))
+        return sum(each != 0 for each in (self.fixed_s, self.sample_s, self.worker_s, self.byte_s))
 
     @property
     def worst_error(self) -> float:
@@ -109,7 +110,7 @@ class StepTime:
 
 
 def fit_step_time(steps: Sequence[TimedStep], traffic: Traffic) -> StepTime:
-    """Fit the model by least squares of relative errors, without negative coefficients.
+    """Fit the model by least squares of relative errors.
 
     A coefficient that these steps cannot tell from the others is 0; the order in which they are tried is that
     of `StepTime`, but `byte_s` before `worker_s`.
@@ -142,9 +143,12 @@ def fit_step_time(steps: Sequence[TimedStep], traffic: Traffic) -> StepTime:
         if np.linalg.norm(rest) > LEAST_NEWS * np.linalg.norm(relative):
             names.append(name)
             chosen = np.hstack([chosen, relative])
+    # where times show what a byte takes over the fastest link, its measurement does not have to be exact
+    known = min(slowness[sent > 0]) if "byte_s" in names else 0.0
     widths = np.linalg.norm(chosen, axis=0)  # in seconds and bytes, they differ by orders of magnitude
-    found, _ = nnls(chosen / widths, 1 - sent * slowness / took)
+    found, _ = nnls(chosen / widths, 1 - sent * (slowness - known) / took)
     coefficients = dict.fromkeys(columns, 0.0) | dict(zip(names, map(float, found / widths), strict=True))
+    coefficients["byte_s"] -= known
     links = [each.link_bytes_per_s for each in steps if each.link_bytes_per_s is not None]
     return StepTime(
         **coefficients, traffic=traffic, link_bytes_per_s=min(links, default=None), steps=tuple(steps)

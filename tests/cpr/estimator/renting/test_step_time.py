@@ -1,5 +1,6 @@
 """The time of a step by workers and batch."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -40,6 +41,22 @@ def test_coefficients_and_times_are_recovered():
     for workers, batch in product((1, 2, 3, 8), (256, 2048, 16_384)):
         assert model.seconds(workers, batch) == pytest.approx(seconds(workers, batch))
         assert model.seconds(workers, batch, 10 * LINK) == pytest.approx(seconds(workers, batch, 10 * LINK))
+
+
+def test_links_that_are_faster_than_they_were_measured():
+    """What was measured at that speed is predicted, and nothing takes less than no time."""
+    measured = [replace(each, link_bytes_per_s=each.link_bytes_per_s and LINK / 2) for each in steps(CORNERS)]
+    model = fit_step_time(measured, TRAFFIC)
+    assert model.byte_s == pytest.approx(2e-9 - 1 / LINK)
+    assert model.seconds(4, 2048) == pytest.approx(seconds(4, 2048))
+    without_bytes = 0.01 + 2e-5 * 512 + 0.003
+    assert model.seconds(4, 2048, 1e12) == pytest.approx(without_bytes)
+
+
+def test_several_links_show_what_a_byte_takes_besides():
+    model = fit_step_time([*steps(CORNERS), *steps([(2, 1024), (4, 4096)], link=9 * LINK)], TRAFFIC)
+    assert model.byte_s == pytest.approx(2e-9)
+    assert model.worst_error < 1e-9
 
 
 positive = st.floats(1e-4, 1.0)
