@@ -7,7 +7,7 @@ formats, belong to one of 64 partitions each, so that ranks share the work.
 import logging
 import time
 import zlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -86,7 +86,7 @@ class _Partition:
 
     def at(self, number: int) -> tuple[Place, int]:
         """Place of a record by its number, and the end of its unit; there must be one."""
-        unit = int(np.searchsorted(self.ends, number, side="right"))
+        unit = bisect_right(self.ends, number)
         begin = self.ends[unit - 1] if unit else 0
         return Place(self.units[unit], number - begin), self.ends[unit] - begin
 

@@ -1,6 +1,7 @@
 """The data loader of a stream: batches of what has come to each rank, with an exact position."""
 
 import logging
+import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from data.batch import Batch
 from data.dataset import DatasetManifest
@@ -18,7 +20,7 @@ from data.loader.columns import Column, Rows
 from data.loader.loader import LoaderConfig
 from data.loader.order import Window
 from data.stream.agreement import Offer, PartitionState, Rules, decide, limits
-from data.stream.reader import POLL_S, PartitionReader, ReaderConfig
+from data.stream.reader import PartitionReader, ReaderConfig
 from data.stream.source import StreamSource
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,11 @@ STATE_VERSION: Final = 1
 AHEAD_STEPS: Final = 2
 """Global batches that a rank reads ahead: it may have to train all records of a step."""
 CHUNK_STEPS: Final = 0.25
+WAITS_S: Final = (0.002, 0.05)
+"""Pauses between attempts to agree on a step, the first and the longest; each is twice the one before."""
+MESSAGE_BYTES: Final = 4096
+HEADER_BYTES: Final = 8
+"""Of a message that a rank shares: its length, in a buffer that is as long on all ranks."""
 QUIET_S: Final = 60.0
 """Seconds without a step after which that is logged."""
 
@@ -141,13 +148,15 @@ class StreamLoader:
         self._restart()
         quiet_since = time.monotonic()
         while True:
+            pause_s, longest_s = WAITS_S
             while not (self._agreed or self._is_over or self._agree()):
                 self.while_waiting()
                 if time.monotonic() - quiet_since >= QUIET_S:
                     quiet_since = time.monotonic()
                     if self._rank == 0:
                         logger.info("no records have come for a step for %.0f s: waiting", QUIET_S)
-                time.sleep(POLL_S)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, longest_s)
             if not self._agreed:
                 return
             self._last = agreed = self._agreed.popleft()
@@ -294,13 +303,25 @@ class StreamLoader:
 _NOTHING: Final = Offer(size=0, waiting=0, waited_s=0.0, idle_s=0.0, lag_s=0.0)
 
 
-def share_by(group_size: int) -> Share:
-    """Share offers by `torch.distributed`."""
+def share_by(world_size: int) -> Share:
+    """Share offers by `torch.distributed` on the CPU, in one small collective unless they are large."""
 
     def share(offer: Offer) -> Sequence[Offer]:
-        offers: list[Any] = [offer] * group_size
-        if group_size > 1:
-            torch.distributed.all_gather_object(offers, offer)
+        if world_size == 1:
+            return [offer]
+        message = pickle.dumps(offer)
+        own = np.zeros(MESSAGE_BYTES, np.uint8)
+        own[:HEADER_BYTES] = np.frombuffer(len(message).to_bytes(HEADER_BYTES, "little"), np.uint8)
+        if len(message) <= MESSAGE_BYTES - HEADER_BYTES:
+            own[HEADER_BYTES : HEADER_BYTES + len(message)] = np.frombuffer(message, np.uint8)
+        found = torch.empty(world_size, MESSAGE_BYTES, dtype=torch.uint8)
+        dist.all_gather(list(found), torch.from_numpy(own))
+        buffers = [each.tobytes() for each in found.numpy()]
+        ends = [HEADER_BYTES + int.from_bytes(each[:HEADER_BYTES], "little") for each in buffers]
+        if max(ends) <= MESSAGE_BYTES:
+            return [pickle.loads(each[HEADER_BYTES:end]) for each, end in zip(buffers, ends, strict=True)]
+        offers: list[Any] = [None] * world_size
+        dist.all_gather_object(offers, offer)
         return offers
 
     return share

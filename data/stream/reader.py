@@ -1,6 +1,7 @@
 """Reads the partitions of one rank ahead, in a background thread, and offers their records in order."""
 
 import logging
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from data.stream.source import Fetched, Place, StreamSource
 logger = logging.getLogger(__name__)
 
 POLL_S: Final = 0.05
-"""Pause of the thread when nothing has come, or enough is read."""
+"""Pause of the thread when nothing has come; when enough is read, until some of it is taken."""
 CLOSE_S: Final = 5.0
 BAD_SHARE: Final = 0.1
 """More bad records than this end the run: the stream is not what the schema says."""
@@ -100,6 +101,7 @@ class PartitionReader:
         self._num_read = self._num_taken = self._unread = 0
         self._newest_s = time.monotonic()
         self._records, self._bad = 0, Counter[str]()
+        self._has_room = threading.Event()
         self._background = Background("stream-reader")
         self._running: Future[None] | None = None
 
@@ -149,6 +151,7 @@ class PartitionReader:
             chunk.taken += num
             if not chunk.num_left:
                 self._chunks.popleft()
+        self._has_room.set()
         return pieces
 
     def close(self) -> None:
@@ -157,8 +160,9 @@ class PartitionReader:
 
     def _run(self) -> None:
         while not self._background.closed:
+            self._has_room.clear()
             if not self.read_once():
-                time.sleep(POLL_S)
+                self._has_room.wait(POLL_S)
 
     def read_once(self) -> bool:
         """Read one chunk if there is room; whether any records had come. The thread does nothing else."""
