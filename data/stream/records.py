@@ -8,13 +8,17 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from data.criteo import COLUMN_NAMES
 from data.dataset import DatasetManifest
 from data.loader.decode import decode
+from data.prepare.parse.columns import vet
+from data.prepare.parse.lines import BadLine
 from data.schema import Encoder
 from data.schema.rows import read_rows
 from data.stream.source import Checked
 
 LONGEST_REASON: Final = 300
+_CRITEO_SCHEMA: Final = dict.fromkeys(COLUMN_NAMES, pl.String)
 
 
 class RecordReader:
@@ -102,3 +106,18 @@ class RecordReader:
             good = [part for each, own in halves if (part := self._good(each, own, name, bad)) is not None]
             return pa.concat_tables(good) if good else None
         return table
+
+
+def criteo_rows(text: bytes) -> tuple[pl.DataFrame, list[BadLine]]:
+    """Split lines of one of Criteo's logs into columns.
+
+    Args:
+        text: whole lines, each with its line end.
+
+    Returns:
+        Raw rows of the good lines in order, with all columns as String; and the bad lines.
+    """
+    good, bad = vet(text.replace(b"\r\n", b"\n"))
+    if not good:
+        return pl.DataFrame(schema=_CRITEO_SCHEMA), bad
+    return pl.read_csv(good, has_header=False, separator="\t", quote_char=None, schema=_CRITEO_SCHEMA), bad
