@@ -48,7 +48,7 @@ class TopicAddress(NamedTuple):
             pairs = [("", "")]
         if parts.fragment or not all(_PROPERTY.fullmatch(name) for name, _ in pairs):
             raise ValueError(
-                f"what follows the topic {topic[1]} has the form ?PROPERTY=VALUE&PROPERTY=VALUE, with "
+                f"what follows the Kafka topic {topic[1]} has the form ?PROPERTY=VALUE&PROPERTY=VALUE, with "
                 "librdkafka's names, e.g. security.protocol; in values, write & as %26, # as %23, + as %2B "
                 "and % as %25"
             )
