@@ -36,6 +36,8 @@ REFRESH_S: Final = 1.0
 """Age at which the ends of partitions are asked for again, and time limit of the answer."""
 WARN_EVERY_S: Final = 60.0
 POLL_S: Final = 0.01
+POLL_MESSAGES: Final = 10_000
+"""Messages taken from the client at once, at most; it refuses to give a million."""
 BUFFER_CHUNKS: Final = 4
 """Messages held at most, in chunks of `fetch`: enough to choose the oldest among partitions."""
 READ_OVER: Final = 10_000
@@ -89,16 +91,18 @@ class KafkaStream:
             use one, `group.id` names it (default: cpr).
         manifest: of the data set.
         dataset: its URI.
+        is_encoded: as for `MessageReader`.
 
     Raises:
-        ValueError: the URI has another form, a property is wrong, or there is no such topic.
+        ValueError: the URI has another form, a property is wrong, there is no such topic, or the data set
+            does not say how raw rows become its columns.
         ConnectionError: no broker answers.
     """
 
-    def __init__(self, uri: str, manifest: DatasetManifest, dataset: str) -> None:
+    def __init__(self, uri: str, manifest: DatasetManifest, dataset: str, *, is_encoded: bool) -> None:
         self._address = TopicAddress.of(uri)
         self.identity = f"kafka {self._address.topic}"
-        self._reader = MessageReader(dataset, manifest, f"topic {self._address.topic}")
+        self._reader = MessageReader(dataset, manifest, f"topic {self._address.topic}", is_encoded=is_encoded)
         self._newest_error = ""
         self._refreshed_s = self._warned_s = -np.inf
         self._assigned: Collection[str] = ()
@@ -227,6 +231,8 @@ class KafkaStream:
                 partition.low, partition.high = low.offset, high.offset
         if errors:
             self._warn(errors[0])
+        else:
+            self._newest_error = ""
         return not errors
 
     def _assign(self, names: Collection[str]) -> None:
@@ -254,7 +260,9 @@ class KafkaStream:
         room = at_most - sum(len(self._by_name[name].messages) for name in names)
         if room <= 0:
             return
-        for message in self._consumer.consume(room, timeout=0 if room < at_most else POLL_S):
+        for message in self._consumer.consume(
+            min(room, POLL_MESSAGES), timeout=0 if room < at_most else POLL_S
+        ):
             error, number, offset = message.error(), message.partition(), message.offset()
             partition = self._by_number.get(-1 if number is None else number)
             if partition is None or offset is None:

@@ -19,6 +19,7 @@ from data.stream.records import RecordReader, criteo_rows
 from data.stream.source import Checked
 
 NO_VALUE: Final = "no value"
+_LARGEST: Final = int(np.finfo(np.float32).max)
 _Parsed = tuple[pl.DataFrame, Mapping[int, str]]
 """Raw rows of the good ones of some lines, and the reasons of the others by their positions."""
 
@@ -26,28 +27,27 @@ _Parsed = tuple[pl.DataFrame, Mapping[int, str]]
 class MessageReader:
     """Reads messages by the columns of a data set.
 
-    A message is a JSON object with the raw columns that the data set was made of; those with a `separator`
-    in the schema hold texts, other lists are JSON lists. If the data set does not say how raw rows become its
-    columns, the object has these columns: ids and weights as numbers or lists of them. If `data.prepare` made
-    the data set, a message may be a line of Criteo's logs instead.
+    Encoded, a message is a JSON object with the manifest's columns: ids and weights as numbers or lists of
+    them. Raw, it is one with the columns that the data set was made of; those with a `separator` in the
+    schema hold texts, other lists are JSON lists. If `data.prepare` made the data set, a raw message may be
+    a line of Criteo's logs instead.
 
     Args:
         dataset: URI of the data set.
         manifest: its manifest.
         name: of the topic, for messages of errors.
+        is_encoded: as for `RecordReader`.
 
     Raises:
-        ValueError: a vocabulary of the data set is missing.
+        ValueError: the data set does not say how raw rows become its columns.
     """
 
-    def __init__(self, dataset: str, manifest: DatasetManifest, name: str) -> None:
+    def __init__(self, dataset: str, manifest: DatasetManifest, name: str, *, is_encoded: bool) -> None:
         self._manifest, self._name = manifest, name
-        self._records = RecordReader(dataset, manifest)
+        self._records = RecordReader(dataset, manifest, is_encoded)
         self._takes_criteo = manifest.provenance.get("maker") == PREPARE
-        self._parser: JsonParser | None = None
-        if manifest.schema or self._takes_criteo:
-            schema = self._records.encoder.schema
-            self._parser = JsonParser(schema.columns, _lists(schema))
+        encoder = self._records.encoder
+        self._parser = None if encoder is None else JsonParser(encoder.schema.columns, _lists(encoder.schema))
 
     def read(self, values: Sequence[bytes | None], records: NDArray[np.int64]) -> Checked:
         """Read messages.
@@ -79,7 +79,7 @@ class MessageReader:
         for chosen, parse in ways:
             if chosen.any():
                 frame, reasons = parse(list(compress(values, chosen)))
-                frames.append(frame.select(self._records.raw_columns))
+                frames.append(frame.select(self._records.columns))
                 numbers.append(np.delete(records[chosen], sorted(reasons)))
                 bad |= {int(records[chosen][at]): reason for at, reason in reasons.items()}
         found = np.concatenate(numbers)
@@ -95,7 +95,8 @@ class MessageReader:
                 good.append(record)
             except ValueError as error:
                 bad[record] = str(error)
-        table = pa.table({name: _array([row[name] for row in rows]) for name in self._manifest.columns})
+        columns = zip(*rows, strict=True) if rows else [()] * len(self._manifest.columns)
+        table = pa.table(list(map(_array, columns)), names=list(self._manifest.columns))
         checked = self._records.of_table(table, np.array(good, np.int64), self._name)
         return replace(checked, bad={**bad, **checked.bad})
 
@@ -119,8 +120,8 @@ def _criteo_rows(lines: Sequence[bytes]) -> _Parsed:
     return frame, {line.index: line.reason for line in bad}
 
 
-def _encoded_row(value: bytes, manifest: DatasetManifest) -> dict[str, Any]:
-    """Columns of a message: floats and integers, or lists of them.
+def _encoded_row(value: bytes, manifest: DatasetManifest) -> list[Any]:
+    """Columns of a message in the manifest's order: floats and integers, or lists of them.
 
     Raises:
         ValueError: a column is missing or of a wrong type.
@@ -131,31 +132,25 @@ def _encoded_row(value: bytes, manifest: DatasetManifest) -> dict[str, Any]:
         raise ValueError("no JSON") from error
     if not isinstance(found, dict):
         raise ValueError("no JSON object")
-    row: dict[str, Any] = {manifest.label: _number(found.get(manifest.label), manifest.label, bool)}
-    for name in manifest.dense:
-        row[name] = _number(found.get(name), name)
+    label = found.get(manifest.label)
+    row = [_number(int(label) if isinstance(label, bool) else label, manifest.label)]
+    row += [_number(found.get(name), name) for name in manifest.dense]
     for feature in manifest.features:
         ids = found.get(feature.name)
-        for each in ids if isinstance(ids, list) else [ids]:
+        for each in ids if isinstance(ids, list) else (ids,):
             if type(each) is not int or not -(1 << 63) <= each < 1 << 63:
                 raise ValueError(f"{feature.name} holds no integer of 64 bits, and no list of them")
-        row[feature.name] = ids
-        if feature.weights:
-            weights, name = found.get(feature.weights), feature.weights
-            row[name] = (
-                [_number(each, name) for each in weights]
-                if isinstance(weights, list)
-                else _number(weights, name)
-            )
+        row.append(ids)
+    for name in manifest.columns[len(row) :]:
+        weights = found.get(name)
+        is_list = isinstance(weights, list)
+        row.append([_number(each, name) for each in weights] if is_list else _number(weights, name))
     return row
 
 
-def _number(value: object, name: str, *others: type) -> float:
-    if type(value) in (int, float, *others):
-        try:
-            return float(value)  # type: ignore[arg-type]
-        except OverflowError:
-            pass
+def _number(value: Any, name: str) -> Any:
+    if type(value) is float or (type(value) is int and -_LARGEST <= value <= _LARGEST):
+        return float(value)
     raise ValueError(f"{name} holds no number")
 
 

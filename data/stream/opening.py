@@ -15,8 +15,8 @@ def open_stream(uri: str, manifest: DatasetManifest, dataset: str, *, is_encoded
         is_encoded: whether records have the data set's own columns, with ids, instead of raw rows.
 
     Raises:
-        ValueError: the URI is wrong, a package is missing, or records are raw rows, of which the data set does
-            not say how they are encoded.
+        ValueError: the URI is wrong, a package is missing, or records are raw rows, of which the data set
+            does not say how they are encoded.
         OSError: the stream cannot be reached.
     """
     if not uri.startswith("kafka:"):

@@ -37,7 +37,7 @@ class RecordReader:
     def __init__(self, uri: str, manifest: DatasetManifest, is_encoded: bool) -> None:
         self.manifest, self.is_encoded = manifest, is_encoded
         try:
-            self._encoder = None if is_encoded else Encoder.of_dataset(uri)
+            self.encoder = None if is_encoded else Encoder.of_dataset(uri)
         except ValueError as error:
             raise ValueError(
                 f"{error}. If the records of the stream have the data set's own columns, with ids, set "
@@ -47,7 +47,7 @@ class RecordReader:
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns that records must have."""
-        return self.manifest.columns if self._encoder is None else self._encoder.schema.columns
+        return self.manifest.columns if self.encoder is None else self.encoder.schema.columns
 
     def of_table(self, table: pa.Table, records: NDArray[np.int64], name: str) -> Checked:
         """Check encoded rows.
@@ -81,11 +81,11 @@ class RecordReader:
         Raises:
             ValueError: a column is missing.
         """
-        if self._encoder is None:
+        if self.encoder is None:
             return self.of_table(frame.to_arrow(), records, name)
-        rows = read_rows(frame, self._encoder.schema, to_train=True)
+        rows = read_rows(frame, self.encoder.schema, to_train=True)
         bad = {int(records[at]): reason for at, reason in rows.reasons.items()}
-        table = self._encoder.encode_read(rows.good).select(self.manifest.columns).to_arrow()
+        table = self.encoder.encode_read(rows.good).select(self.manifest.columns).to_arrow()
         checked = self.of_table(table, np.delete(records, sorted(rows.reasons)), name)
         return replace(checked, bad={**bad, **checked.bad})
 

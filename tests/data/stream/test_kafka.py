@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 import threading
 import time
@@ -33,7 +34,7 @@ def cluster() -> Iterator[KafkaCluster]:
 @pytest.fixture
 def topic(cluster, request) -> str:
     """Name of a topic of the test's own."""
-    return f"clicks.{request.node.name.partition('[')[0]}"
+    return re.sub("[^a-z0-9_]", ".", request.node.name)
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def open_topic(cluster, topic) -> Iterator[Callable[..., KafkaStream]]:
     streams: list[KafkaStream] = []
 
     def make(properties: str = "") -> KafkaStream:
-        streams.append(KafkaStream(cluster.uri(topic) + properties, MANIFEST, "nowhere"))
+        streams.append(KafkaStream(cluster.uri(topic) + properties, MANIFEST, "nowhere", is_encoded=True))
         return streams[-1]
 
     yield make
@@ -151,8 +152,17 @@ def test_places_may_go_back_and_ahead(cluster, topic, open_topic):
         assert 1 <= len(reading.items) <= 10
 
 
-def test_a_place_far_ahead_is_not_reached_by_reading_up_to_it(cluster, topic, open_topic, monkeypatch):
-    monkeypatch.setattr("data.stream.kafka.READ_OVER", 10)
+@pytest.mark.parametrize(("read_over", "num_seeks"), [(10, 2), (1000, 1)])
+def test_a_place_far_ahead_is_sought(cluster, topic, open_topic, monkeypatch, read_over, num_seeks):
+    assigned: list[list] = []
+
+    class Noting(confluent_kafka.Consumer):
+        def assign(self, places):
+            assigned.append(places)
+            super().assign(places)
+
+    monkeypatch.setattr("data.stream.kafka.Consumer", Noting)
+    monkeypatch.setattr("data.stream.kafka.READ_OVER", read_over)
     cluster.create(topic, 1)
     cluster.produce(topic, 0, messages(0, 100))
     reading = Reading(open_topic())
@@ -160,6 +170,7 @@ def test_a_place_far_ahead_is_not_reached_by_reading_up_to_it(cluster, topic, op
     reading.places["00000"] = Place("", 80)
     fetched = reading.fetch_some(50)
     assert items(fetched) == list(range(80, fetched.end))
+    assert len(assigned) == num_seeks
 
 
 def test_the_partition_with_the_oldest_message_comes_first(cluster, topic, open_topic):
@@ -308,7 +319,7 @@ def test_an_unknown_topic_says_what_to_do(cluster):
     with pytest.raises(
         ValueError, match=r"no topic absent at 127\.0\.0\.1:\d+; create it, or correct the URI"
     ):
-        KafkaStream(cluster.uri("absent"), MANIFEST, "nowhere")
+        KafkaStream(cluster.uri("absent"), MANIFEST, "nowhere", is_encoded=True)
 
 
 SECRET = "hunter2"
@@ -321,7 +332,7 @@ def test_no_broker_says_what_to_do_without_the_password(monkeypatch, caplog):
     with pytest.raises(
         ConnectionError, match=r"answers at 127\.0\.0\.1:1 .*refused.*check that Kafka runs"
     ) as raised:
-        KafkaStream(f"kafka://127.0.0.1:1/clicks{LOGIN}", MANIFEST, "nowhere")
+        KafkaStream(f"kafka://127.0.0.1:1/clicks{LOGIN}", MANIFEST, "nowhere", is_encoded=True)
     assert SECRET not in str(raised.value) + str(raised.value.__cause__) + caplog.text
 
 
@@ -367,25 +378,25 @@ def test_properties_reach_the_client_and_the_identity_has_none(cluster, topic, o
 )
 def test_a_wrong_uri_says_what_is_right_without_the_password(uri, advice):
     with pytest.raises(ValueError, match="Kafka") as raised:
-        KafkaStream(uri, MANIFEST, "nowhere")
+        KafkaStream(uri, MANIFEST, "nowhere", is_encoded=True)
     assert advice in str(raised.value)
     assert SECRET not in str(raised.value) + str(raised.value.__cause__)
 
 
 def test_the_scheme_chooses_the_stream(cluster, topic, tmp_path):
     cluster.create(topic, 1)
-    stream = open_stream(cluster.uri(topic), MANIFEST, "nowhere")
+    stream = open_stream(cluster.uri(topic), MANIFEST, "nowhere", is_encoded=True)
     assert isinstance(stream, KafkaStream)
     stream.close()
     stream.close()  # which is safe
-    assert isinstance(open_stream(str(tmp_path), MANIFEST, "nowhere"), FolderStream)
+    assert isinstance(open_stream(str(tmp_path), MANIFEST, "nowhere", is_encoded=True), FolderStream)
 
 
 def test_without_the_package_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     monkeypatch.delitem(sys.modules, "data.stream.kafka")
     with pytest.raises(ValueError, match=r'pip install "\.\[kafka\]"'):
-        open_stream("kafka://broker:9092/clicks", MANIFEST, "nowhere")
+        open_stream("kafka://broker:9092/clicks", MANIFEST, "nowhere", is_encoded=True)
 
 
 class Ranks:
@@ -396,7 +407,7 @@ class Ranks:
         self._offers = [None] * world_size
         self.loaders = [
             StreamLoader(
-                KafkaStream(uri, MANIFEST, "nowhere"),
+                KafkaStream(uri, MANIFEST, "nowhere", is_encoded=True),
                 MANIFEST,
                 LoaderConfig(batch_size=8),
                 Rules(global_batch=8 * world_size, wait_s=0.2, end_after_s=2.0),

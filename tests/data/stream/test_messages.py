@@ -41,7 +41,7 @@ def columns_of(rows) -> list[list]:
 
 
 def test_encoded_objects_become_rows_and_may_mix_lists_with_single_values():
-    reader = MessageReader("nowhere", ENCODED, "topic t")
+    reader = MessageReader("nowhere", ENCODED, "topic t", is_encoded=True)
     single = {**GOOD, "label": False, "price": 0.25, "tags": 3, "shares": 2, "more": "is left alone"}
     checked = read(reader, [GOOD, single, {**GOOD, "tags": [], "shares": []}], first=70)
     assert checked.bad == {}
@@ -57,7 +57,7 @@ def test_encoded_objects_become_rows_and_may_mix_lists_with_single_values():
 
 def test_single_ids_stay_single():
     manifest = DatasetManifest(features=ENCODED.features[:1], parts=(), dense=())
-    rows = read(MessageReader("nowhere", manifest, "t"), [GOOD, GOOD]).rows
+    rows = read(MessageReader("nowhere", manifest, "t", is_encoded=True), [GOOD, GOOD]).rows
     assert rows.ids[0].offsets is None
 
 
@@ -89,7 +89,7 @@ BAD = [
 
 def test_every_wrong_message_is_a_bad_record_of_its_own_among_good_ones():
     values = [value for wrong, _ in BAD for value in (wrong, GOOD)]
-    checked = read(MessageReader("nowhere", ENCODED, "topic t"), values)
+    checked = read(MessageReader("nowhere", ENCODED, "topic t", is_encoded=True), values)
     assert checked.records.tolist() == list(range(1, 2 * len(BAD), 2))
     assert len(checked.rows.label) == len(BAD)
     assert sorted(checked.bad) == list(range(0, 2 * len(BAD), 2))
@@ -99,7 +99,7 @@ def test_every_wrong_message_is_a_bad_record_of_its_own_among_good_ones():
 
 def test_a_message_alone_may_be_bad():
     for value, reason in BAD:
-        checked = read(MessageReader("nowhere", ENCODED, "topic t"), [value])
+        checked = read(MessageReader("nowhere", ENCODED, "topic t", is_encoded=True), [value])
         assert checked.rows is None
         assert len(checked.records) == 0
         assert reason in checked.bad[0]
@@ -134,7 +134,7 @@ def test_raw_objects_become_the_rows_that_data_convert_makes_of_them(tmp_path, j
         for number in range(40)
     ]
     manifest = job(schema, [write_jsonl(tmp_path / "rows.jsonl", rows)], tmp_path / "out")
-    reader = MessageReader(str(tmp_path / "out"), manifest, "topic t")
+    reader = MessageReader(str(tmp_path / "out"), manifest, "topic t", is_encoded=False)
     spread = json.dumps(rows[3], indent=1).encode()  # on several lines
     bad = [None, b"{", {**rows[0], "stars": "many"}, {**rows[0], "tags": [1, "x"]}, {**rows[0], "tags": "1"}]
     checked = read(reader, [*rows[:3], spread, *bad, *rows[4:]])
@@ -157,7 +157,7 @@ CRITEO = DatasetManifest(
 def criteo(tmp_path) -> MessageReader:
     """Reads messages for a data set that data.prepare has made."""
     (tmp_path / "dataset.json").write_text(CRITEO.to_json())
-    return MessageReader(str(tmp_path), CRITEO, "topic t")
+    return MessageReader(str(tmp_path), CRITEO, "topic t", is_encoded=False)
 
 
 def criteo_row(line: bytes) -> list[list]:
