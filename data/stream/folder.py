@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 from pyarrow import fs
 
 from data.convert.read.files import format_of, input_file
-from data.criteo import COLUMN_NAMES, PREPARE
+from data.criteo import PREPARE
 from data.dataset import DatasetManifest, without_password
 from data.jobs.location import Location
-from data.prepare.parse.columns import vet
-from data.stream.records import LONGEST_REASON, RecordReader
+from data.stream.records import LONGEST_REASON, RecordReader, criteo_rows
 from data.stream.source import Checked, Fetched, Place
 from data.text.content import open_content
 from data.text.streams import LineReader
@@ -45,7 +44,6 @@ PATIENCE_S: Final = 60.0
 BLOCK_BYTES: Final = 1 << 18
 CRITEO: Final = "criteo"
 """Format of files without a known ending, where the data set was made of Criteo's logs."""
-_CRITEO_SCHEMA: Final = dict.fromkeys(COLUMN_NAMES, pl.String)
 
 
 class _Block(NamedTuple):
@@ -312,18 +310,13 @@ def _criteo_blocks(place: Location, skipped: int) -> Iterator[_Block]:
     with closing(open_content(place, [0])) as content:
         number = 0
         for text in LineReader(content, 0, BLOCK_BYTES).blocks(lambda: None):
-            good, bad_lines = vet(text.replace(b"\r\n", b"\n"))
+            frame, bad_lines = criteo_rows(text)
             bad = {number + line.index: line.reason for line in bad_lines}
-            num_lines = good.count(b"\n") + len(bad)
+            num_lines = frame.height + len(bad)
             records = np.delete(np.arange(number, number + num_lines), [each - number for each in bad])
             number += num_lines
             if number <= skipped:
                 continue
-            frame = (
-                pl.read_csv(good, has_header=False, separator="\t", quote_char=None, schema=_CRITEO_SCHEMA)
-                if len(records)
-                else pl.DataFrame(schema=_CRITEO_SCHEMA)
-            )
             left = records >= skipped
             bad = {each: reason for each, reason in bad.items() if each >= skipped}
             yield _Block(frame.filter(pl.Series(left)), records[left], number, bad)

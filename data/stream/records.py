@@ -8,13 +8,17 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from data.criteo import COLUMN_NAMES
 from data.dataset import DatasetManifest
 from data.loader.decode import decode
+from data.prepare.parse.columns import vet
+from data.prepare.parse.lines import BadLine
 from data.schema import Encoder
 from data.schema.rows import read_rows
 from data.stream.source import Checked
 
 LONGEST_REASON: Final = 300
+_CRITEO_SCHEMA: Final = dict.fromkeys(COLUMN_NAMES, pl.String)
 
 
 class RecordReader:
@@ -33,7 +37,7 @@ class RecordReader:
     def __init__(self, uri: str, manifest: DatasetManifest, is_encoded: bool) -> None:
         self.manifest, self.is_encoded = manifest, is_encoded
         try:
-            self._encoder = None if is_encoded else Encoder.of_dataset(uri)
+            self.encoder = None if is_encoded else Encoder.of_dataset(uri)
         except ValueError as error:
             raise ValueError(
                 f"{error}. If the records of the stream have the data set's own columns, with ids, set "
@@ -43,7 +47,7 @@ class RecordReader:
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns that records must have."""
-        return self.manifest.columns if self._encoder is None else self._encoder.schema.columns
+        return self.manifest.columns if self.encoder is None else self.encoder.schema.columns
 
     def of_table(self, table: pa.Table, records: NDArray[np.int64], name: str) -> Checked:
         """Check encoded rows.
@@ -77,11 +81,11 @@ class RecordReader:
         Raises:
             ValueError: a column is missing.
         """
-        if self._encoder is None:
+        if self.encoder is None:
             return self.of_table(frame.to_arrow(), records, name)
-        rows = read_rows(frame, self._encoder.schema, to_train=True)
+        rows = read_rows(frame, self.encoder.schema, to_train=True)
         bad = {int(records[at]): reason for at, reason in rows.reasons.items()}
-        table = self._encoder.encode_read(rows.good).select(self.manifest.columns).to_arrow()
+        table = self.encoder.encode_read(rows.good).select(self.manifest.columns).to_arrow()
         checked = self.of_table(table, np.delete(records, sorted(rows.reasons)), name)
         return replace(checked, bad={**bad, **checked.bad})
 
@@ -102,3 +106,18 @@ class RecordReader:
             good = [part for each, own in halves if (part := self._good(each, own, name, bad)) is not None]
             return pa.concat_tables(good) if good else None
         return table
+
+
+def criteo_rows(text: bytes) -> tuple[pl.DataFrame, list[BadLine]]:
+    """Split lines of one of Criteo's logs into columns.
+
+    Args:
+        text: whole lines, each with its line end.
+
+    Returns:
+        Raw rows of the good lines in order, with all columns as String; and the bad lines.
+    """
+    good, bad = vet(text.replace(b"\r\n", b"\n"))
+    if not good:
+        return pl.DataFrame(schema=_CRITEO_SCHEMA), bad
+    return pl.read_csv(good, has_header=False, separator="\t", quote_char=None, schema=_CRITEO_SCHEMA), bad

@@ -7,7 +7,7 @@ with such texts. It judges refused lines as well, to say what is wrong with them
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, Final
 
@@ -34,26 +34,52 @@ class JsonReader:
 
     def __init__(self, lines: LineReader, columns: Sequence[str], lists: Sequence[str]) -> None:
         self._lines = lines
-        self._lists = frozenset(lists)
-        self._schema: Mapping[str, pl.DataType] = {
-            name: pl.List(pl.String) if name in lists else pl.String() for name in columns
-        }
+        self._parser = JsonParser(columns, lists)
 
     def blocks(self) -> Iterator[Block]:
         """All records; empty lines are none."""
         first = 1
         for text in self._lines.blocks(lambda: None):
             lines = [line for line in text.split(b"\n") if line.strip()]
-            frames: list[pl.DataFrame] = [pl.DataFrame(schema=self._schema)]
-            bad: list[BadRow] = []
-            self._parse(lines, first, frames, bad)
             if lines:
-                frame = pl.concat(frames)
+                frame, bad = self._parser.parse(lines, first)
                 rows = numbered(first, frame.height, bad)
                 yield Block(frame, rows, len(lines), self._lines.content.stored_position, bad)
             first += len(lines)
 
-    def _parse(self, lines: list[bytes], first: int, frames: list[pl.DataFrame], bad: list[BadRow]) -> None:
+
+class JsonParser:
+    """Parses JSON objects, one a line.
+
+    Args:
+        columns: names to read.
+        lists: those of `columns` that hold lists.
+    """
+
+    def __init__(self, columns: Sequence[str], lists: Collection[str]) -> None:
+        self._lists = frozenset(lists)
+        self._schema: Mapping[str, pl.DataType] = {
+            name: pl.List(pl.String) if name in lists else pl.String() for name in columns
+        }
+
+    def parse(self, lines: Sequence[bytes], first: int) -> tuple[pl.DataFrame, list[BadRow]]:
+        """Parse lines.
+
+        Args:
+            lines: without line ends in them.
+            first: number of the first line.
+
+        Returns:
+            Rows of the good lines in order, with the columns as String or List(String); and the bad ones.
+        """
+        frames: list[pl.DataFrame] = [pl.DataFrame(schema=self._schema)]
+        bad: list[BadRow] = []
+        self._parse(lines, first, frames, bad)
+        return pl.concat(frames), bad
+
+    def _parse(
+        self, lines: Sequence[bytes], first: int, frames: list[pl.DataFrame], bad: list[BadRow]
+    ) -> None:
         try:
             frame = pl.read_ndjson(io.BytesIO(b"\n".join(lines)), schema=self._schema)
             whole = frame.height == len(lines)

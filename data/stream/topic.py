@@ -1,0 +1,58 @@
+"""Where a Kafka topic is, and how the client connects: the URI of a topic."""
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+FIXED: Final[Mapping[str, str | bool]] = {
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "error",
+}
+"""Properties that exact positions depend on."""
+_FORM: Final = "kafka://HOST:PORT[,HOST:PORT...]/TOPIC[?PROPERTY=VALUE&...]"
+_BROKER: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@]+):[0-9]+")
+_TOPIC: Final = re.compile(r"/([a-zA-Z0-9._-]{1,249})")
+_PROPERTY: Final = re.compile(r"[a-z0-9]+(\.[a-z0-9_]+)+")
+
+
+class TopicAddress(NamedTuple):
+    """Where a topic is."""
+
+    brokers: str
+    """`HOST:PORT`, separated by commas."""
+    topic: str
+    properties: Mapping[str, str]
+    """Of librdkafka; among them may be passwords."""
+
+    @classmethod
+    def of(cls, uri: str) -> "TopicAddress":
+        """Parse a URI of the form `kafka://HOST:PORT[,HOST:PORT...]/TOPIC[?PROPERTY=VALUE&...]`.
+
+        Raises:
+            ValueError: it has another form, or sets a property that positions depend on. The message has no
+                values of properties.
+        """
+        parts = urlsplit(uri)
+        topic = _TOPIC.fullmatch(parts.path)
+        if not topic or not all(map(_BROKER.fullmatch, parts.netloc.split(","))):
+            raise ValueError(
+                f"a topic of Kafka is given as {_FORM}; user and password are the properties sasl.username "
+                "and sasl.password"
+            )
+        try:
+            pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        except ValueError:
+            pairs = [("", "")]
+        if parts.fragment or not all(_PROPERTY.fullmatch(name) for name, _ in pairs):
+            raise ValueError(
+                f"what follows the Kafka topic {topic[1]} has the form ?PROPERTY=VALUE&PROPERTY=VALUE, with "
+                "librdkafka's names, e.g. security.protocol; in values, write & as %26, # as %23, + as %2B "
+                "and % as %25"
+            )
+        properties = dict(pairs)
+        if taken := sorted(properties.keys() & {*FIXED, "bootstrap.servers"}):
+            raise ValueError(f"the trainer sets the property {taken[0]} of Kafka itself; leave it out")
+        return cls(parts.netloc, topic[1], properties)
