@@ -147,7 +147,7 @@ def _serve(
         due, then = due + per_s * (now - then), now
         count, rate = asked or (0, None)
         due += count
-        if count or now >= write_s:
+        if count or rate is not None or now >= write_s:
             end = int(due) if most is None else min(int(due), most)
             if end > arrived:
                 sink.add(np.arange(arrived, end) % table.height)

@@ -26,8 +26,11 @@ SETTLED_S: Final = 5.0
 ENDS_AFTER_S: Final = 5.0
 OLD_S: Final = 3600.0
 """Age of files that are there when a run begins."""
+RECORDING: Final = str(Path(__file__).with_name("recording.toml"))
 LIMIT_STEPS: Final = 20
 """Steps whose records may wait at most (`stream.backlog`)."""
+BURST: Final = 3
+"""Records that come at once in such a run, over the limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,7 @@ class Measuring:
         return row
 
     def limited(self, number: int, speed: float) -> Row:
-        """Have more records arrive than are trained, and no more wait than a limit.
+        """Have more records arrive than are trained, at first many at once, and no more wait than a limit.
 
         Args:
             number: of the round.
@@ -125,10 +128,9 @@ class Measuring:
             with training(self.dataset, self.scratch / "runs", settings) as run:
                 arrivals.arrive(effort.small_batch)
                 run.wait_for(lambda: run.trained > 0)
-                arrivals.arrive(per_s=FAST * speed)
+                arrivals.arrive(BURST * limit, FAST * speed)
                 run.watch(effort.backlog_s)
-                arrivals.arrive(per_s=0.0)
-                arrived = arrivals.arrive()
+                arrived = arrivals.arrive(per_s=0.0)
                 run.watch(SETTLED_S)
                 steps = run.lines("stream")
         self._clear()
@@ -154,13 +156,18 @@ class Measuring:
                 | self._small(0)
                 | {
                     "stream.end_after_s": ENDS_AFTER_S,
-                    "model.kind": "experiments.streaming.model:Recording",
                     "model.options.folder": notes,
                     "checkpoint.every_steps": 50,
                     "train.log_every_steps": 1,
                 }
             )
-            with training(self.numbered, self.scratch / "runs", settings, 2 * effort.kills) as run:
+            with training(
+                self.numbered,
+                self.scratch / "runs",
+                settings,
+                recipe=RECORDING,
+                restarts=2 * effort.kills,
+            ) as run:
                 arrivals.arrive(1)
                 run.wait_for(lambda: run.trained > 0)
                 arrivals.arrive(per_s=effort.numbered_per_s)

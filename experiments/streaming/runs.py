@@ -77,13 +77,16 @@ class Run:
 
 
 @contextmanager
-def training(dataset: Path, folder: Path, settings: Mapping[str, object], restarts: int = 0) -> Iterator[Run]:
+def training(
+    dataset: Path, folder: Path, settings: Mapping[str, object], *, recipe: str = "tiny", restarts: int = 0
+) -> Iterator[Run]:
     """Start a run, and end it with the block.
 
     Args:
         dataset: folder of the data set.
         folder: for its run folder.
         settings: in addition to those that all runs of the experiment share.
+        recipe: its name or file.
         restarts: how often workers may be restarted.
     """
     common = {
@@ -95,7 +98,7 @@ def training(dataset: Path, folder: Path, settings: Mapping[str, object], restar
     }
     arguments = [
         "--recipe",
-        "tiny",
+        recipe,
         "--set",
         *(f"{name}={each}" for name, each in (common | {**settings}).items()),
     ]

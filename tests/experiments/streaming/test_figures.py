@@ -27,7 +27,8 @@ def test_a_backlog_that_grows_by_the_formula_has_no_error():
     assert found.batch == 100
     assert found.step_s == pytest.approx(0.01)
     assert found.arrivals_per_s == pytest.approx(15_000)
-    assert found.growth == found.expected == pytest.approx(50)
+    assert found.growth == pytest.approx(50)
+    assert found.expected == pytest.approx(50)
     assert found.error == pytest.approx(0, abs=1e-9)
 
 
