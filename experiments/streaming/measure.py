@@ -21,9 +21,6 @@ SLOW: Final = 0.5
 """Arrivals over the speed of training where the lag is measured."""
 FAST: Final = 1.5
 """The same where records have to wait."""
-SETTLED_S: Final = 5.0
-"""Time after a change of the arrivals that does not count."""
-ENDS_AFTER_S: Final = 5.0
 OLD_S: Final = 3600.0
 """Age of files that are there when a run begins."""
 RECORDING: Final = str(Path(__file__).with_name("recording.toml"))
@@ -49,6 +46,10 @@ class Effort:
     lag_s: float
     backlog_s: float
     """Seconds in which records arrive faster than they are trained."""
+    settled_s: float
+    """Seconds after a change of the arrivals that do not count."""
+    ends_after_s: float
+    """Seconds without records after which a stream ends."""
     kills: int
     numbered_rows: int
     """Records of a run with kills."""
@@ -91,7 +92,9 @@ class Measuring:
             shutil.copyfile(self.dataset / part.path, path)
             written = time.time() - OLD_S + number
             os.utime(path, (written, written))
-        return self._epoch(seed, _stream_settings(str(folder)) | {"stream.end_after_s": ENDS_AFTER_S})
+        return self._epoch(
+            seed, _stream_settings(str(folder)) | {"stream.end_after_s": self.effort.ends_after_s}
+        )
 
     def arriving(self, kind: str, number: int) -> Row:
         """Measure the speed, the lag where records arrive slowly, and of Kafka the backlog where fast."""
@@ -100,10 +103,10 @@ class Measuring:
             settings = _stream_settings(arrivals.uri) | self._small(number)
             with training(self.dataset, self.scratch / "runs", settings) as run:
                 samples = arrivals.arrive(effort.first_steps * effort.small_batch)
-                run.wait_for(lambda: run.trained > samples - 8 * effort.small_batch)
+                run.wait_for_records(samples - 8 * effort.small_batch)
                 row["samples_per_s"] = speed = samples_per_s(run.lines("train"))
                 arrivals.arrive(per_s=SLOW * speed)
-                run.watch(SETTLED_S)
+                run.watch(effort.settled_s)
                 began = time.time()
                 run.watch(effort.lag_s)
                 steps = _since(run, began)
@@ -127,11 +130,11 @@ class Measuring:
             settings |= {"stream.backlog": limit, "stream.keep": "newest", "train.log_every_steps": 1}
             with training(self.dataset, self.scratch / "runs", settings) as run:
                 arrivals.arrive(effort.small_batch)
-                run.wait_for(lambda: run.trained > 0)
+                run.wait_for_records(1)
                 arrivals.arrive(BURST * limit, FAST * speed)
                 run.watch(effort.backlog_s)
                 arrived = arrivals.arrive(per_s=0.0)
-                run.watch(SETTLED_S)
+                run.watch(effort.settled_s)
                 steps = run.lines("stream")
         self._clear()
         counts = {name: steps[-1][name] for name in ("trained", "left_out", "bad")}
@@ -155,12 +158,13 @@ class Measuring:
                 _stream_settings(arrivals.uri)
                 | self._small(0)
                 | {
-                    "stream.end_after_s": ENDS_AFTER_S,
+                    "stream.end_after_s": effort.ends_after_s,
                     "model.options.folder": notes,
                     "checkpoint.every_steps": 50,
                     "train.log_every_steps": 1,
                 }
             )
+            arrivals.arrive(per_s=effort.numbered_per_s)
             with training(
                 self.numbered,
                 self.scratch / "runs",
@@ -168,13 +172,9 @@ class Measuring:
                 recipe=RECORDING,
                 restarts=2 * effort.kills,
             ) as run:
-                arrivals.arrive(1)
-                run.wait_for(lambda: run.trained > 0)
-                arrivals.arrive(per_s=effort.numbered_per_s)
                 with Killer(nodes=[run.pid], patience_s=PATIENCE_S) as killer:
                     for number in range(effort.kills):
-                        share = (number + 1) / (effort.kills + 1)
-                        run.wait_for(lambda share=share: run.trained >= share * num_records)
+                        run.wait_for_records(num_records * (number + 1) // (effort.kills + 1))
                         killer.fire(KillWorker(), seed=number)
                 report = run.report()
         recoveries = report["failures"]["recoveries"]

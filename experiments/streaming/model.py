@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
@@ -41,7 +40,8 @@ class Recording(nn.Module):
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """Logits `[B]`."""
-        if self.training and dist.is_initialized():  # it is tried before there is a process group
+        is_trial = isinstance(self.tables, EmbeddingBagCollection)  # which is tried before it is sharded
+        if self.training and not is_trial:
             self._note(sparse[RECORD].values().tolist())
         pooled = self.tables(sparse)
         vectors = [pooled[name].float() for name in self.names]

@@ -47,21 +47,25 @@ FULL: Final = Effort(
     first_steps=800,
     lag_s=15.0,
     backlog_s=30.0,
+    settled_s=5.0,
+    ends_after_s=10.0,
     kills=5,
     numbered_rows=100_000,
     numbered_per_s=2000.0,
 )
 QUICK: Final = Effort(
     rounds=1,
-    rows_per_day=4096,
+    rows_per_day=2048,
     global_batch=128,
     small_batch=32,
-    first_steps=100,
+    first_steps=60,
     lag_s=2.0,
     backlog_s=4.0,
+    settled_s=1.0,
+    ends_after_s=3.0,
     kills=1,
-    numbered_rows=4000,
-    numbered_per_s=1000.0,
+    numbered_rows=3000,
+    numbered_per_s=300.0,
 )
 
 
@@ -76,7 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = Record("streaming", config, seeds=list(range(seeds)), quick=options.quick)
     with tempfile.TemporaryDirectory(prefix="streaming-") as folder:
         scratch = Path(folder)
-        synthetic = SyntheticConfig(days=3, rows_per_day=effort.rows_per_day, rows_per_block=4096)
+        synthetic = SyntheticConfig(
+            days=3, rows_per_day=effort.rows_per_day, rows_per_block=2048, rows_per_file=32_768
+        )
         measuring = Measuring(
             dataset=generated(synthetic, scratch / "data"),
             numbered=scratch / "numbered",

@@ -59,6 +59,10 @@ class Run:
                 raise self._launch.failure(f"did not get on for {PATIENCE_S:.0f} s")
             time.sleep(POLL_S)
 
+    def wait_for_records(self, trained: int) -> None:
+        """Wait until so many records of a stream are trained; see `wait_for`."""
+        self.wait_for(lambda: self.trained >= trained)
+
     def watch(self, seconds: float) -> None:
         """Wait while it trains; see `wait_for`."""
         until = time.monotonic() + seconds
