@@ -92,7 +92,10 @@ def test_what_torchrec_needs_is_what_it_declares():
 
 @pytest.mark.parametrize(
     ("packages", "extras"),
-    [(("data", "dlrm", "cpr"), ("cpu", "cluster", "onnx")), (("experiments", "tests"), ("cpu", "dev"))],
+    [
+        (("data", "dlrm", "cpr"), ("cpu", "cluster", "onnx", "kafka")),
+        (("experiments", "tests"), ("cpu", "dev")),
+    ],
 )
 def test_everything_imported_is_declared(packages, extras):
     modules = {"scikit-learn": "sklearn", "pillow": "PIL", "markdown-it-py": "markdown_it", "pyyaml": "yaml"}

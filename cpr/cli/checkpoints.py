@@ -71,6 +71,12 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
         help="torch.distributed.checkpoint; safetensors files with an index; or a folder of Parquet a table",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="OUT", help="folder to make; may be empty")
+    parser.add_argument(
+        "--since",
+        type=int,
+        metavar="STEP",
+        help="only what has changed since the state of this step (--to parquet): rows, and ids to delete",
+    )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
         "--step",
@@ -91,11 +97,20 @@ def _export(options: argparse.Namespace) -> int:
             options.out,
             sequence=options.sequence,
             step=options.step,
+            since=options.since,
             progress=bar.update,
             start=bar.reset,
         )
     _print_rejected(done.rejected)
-    print(f"exported {_state_text(done.state)} to {options.out}")
+    if done.increment is None:
+        print(f"exported {_state_text(done.state)} to {options.out}")
+    else:
+        num_rows = sum(table.rows for table in done.increment.values())
+        num_gone = sum(table.tombstones for table in done.increment.values())
+        print(
+            f"exported what has changed since step {options.since:,} until {_state_text(done.state)} to "
+            f"{options.out}: {count_text(num_rows, 'row')}, {count_text(num_gone, 'tombstone')}"
+        )
     if options.to == "parquet":
         print("dense parameters and other state are not in it: Parquet takes tables alone")
     return FINE
@@ -151,7 +166,7 @@ VERIFY: Final = Command(
 
 EXPORT: Final = Command(
     name="export",
-    help="Write one state as a whole model that other programs read. "
+    help="Write one state as a whole model that other programs read, or what has changed since another. "
     "Takes some hundred MB of memory, however large the tables are.",
     add_arguments=_add_export,
     run=_export,

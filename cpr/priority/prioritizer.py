@@ -18,12 +18,14 @@ from cpr.priority.controls import (
     TouchedTracker,
 )
 from cpr.priority.covering import fused_tables, largest_tables, table_sizes
+from cpr.priority.evictions import EvictionTracker
 from cpr.priority.frequency import FrequencyTracker
 from cpr.priority.subsampled import SubsampledTracker
 from cpr.priority.tracker import Allocate, TrackedGroup, TrackedTable, Tracker
 from cpr.shards import find_shards, table_groups
-from cpr.shards.groups import TableGroup
+from cpr.shards.groups import Hooks, TableGroup
 from cpr.shards.lookups import LookupLayout, Lookups, watch_lookups
+from cpr.shards.row_columns import row_columns
 from cpr.shards.shard import TableShard
 
 TRACKERS: Final[Mapping[Scheme, type[Tracker]]] = {
@@ -76,11 +78,12 @@ class Prioritizer:
         self._config = config
         self.prioritised = largest_tables(table_sizes(model), config.covering) & fused_tables(model)
         """Names of the prioritised tables; the same on all ranks."""
-        self._tracked_shards: dict[str, tuple[Tracker, int]] = {}
-        """The tracker of each prioritised shard, and the shard's number in its group."""
+        self._tracked_shards: dict[str, list[tuple[Tracker, int]]] = {}
+        """The trackers of each prioritised shard, and the shard's number in its group."""
         self._trackers: dict[str, Tracker] = {}
         self._tracked: dict[str, list[tuple[str, int, int]]] = {}
         """Tables of each tracker: for each piece, the shard's name, its rows and its budget."""
+        self._hooks = Hooks()
         watched: list[tuple[TableGroup, Tracker]] = []
         for number, group in enumerate(table_groups(model)):
             tracker = self._track(number, group, allocate)
@@ -90,9 +93,10 @@ class Prioritizer:
         flag = (allocate or _zeros(torch.device("cpu")))(f"priority-{config.scheme}-complete", torch.int32, 1)
         self._complete = flag
         self._running: Literal["rows", "full"] | None = None
-        self._taken: dict[str, Tensor] = {}
+        self._taken: dict[str, list[Tensor]] = {}
+        """Rows that each tracker of a shard has chosen for the running save."""
         self._seen_by = [tracker for _, tracker in watched]
-        self._hooks = watch_lookups([group for group, _ in watched], self._see, self._wants_pass)
+        self._hooks.enter_context(watch_lookups([group for group, _ in watched], self._see, self._wants_pass))
 
     @property
     def is_complete(self) -> bool:
@@ -106,7 +110,8 @@ class Prioritizer:
     @property
     def tracker_bytes(self) -> int:
         """Memory of the trackers for the rows of this rank (`Tracker.num_bytes`)."""
-        return sum(tracker.num_bytes for tracker in self._trackers.values())
+        trackers = {tracker for each in self._tracked_shards.values() for tracker, _ in each}
+        return sum(tracker.num_bytes for tracker in trackers)
 
     def rows_to_save(self) -> dict[str, Tensor]:
         """Start a row save: the rows to write now, for `Checkpointer.save_rows`.
@@ -115,7 +120,7 @@ class Prioritizer:
 
         Returns:
             Row ids by name of the shard, int64 on the CPU, ascending, without duplicates: the chosen rows of
-            prioritised tables, all rows of the others.
+            prioritised tables, and all of their rows whose ids were evicted; all rows of other tables.
 
         Raises:
             ValueError: another save is running, or a full one must come first.
@@ -125,10 +130,13 @@ class Prioritizer:
             raise ValueError(
                 "a full save must come first: it is not known which rows have changed since the last one"
             )
-        self._taken = {name: tracker.choose(table) for name, (tracker, table) in self._tracked_shards.items()}
+        self._taken = {
+            name: [tracker.choose(table) for tracker, table in trackers]
+            for name, trackers in self._tracked_shards.items()
+        }
         self._running = "rows"
         return {
-            name: self._taken[name].cpu() + shard.row_offset
+            name: _united(self._taken[name]).cpu() + shard.row_offset
             if name in self._taken
             else torch.arange(shard.row_offset, shard.row_offset + shard.num_rows)
             for name, shard in self._shards.items()
@@ -152,8 +160,7 @@ class Prioritizer:
         Raises:
             ValueError: no save is running.
         """
-        for name, rows in self._end_save().items():
-            tracker, table = self._tracked_shards[name]
+        for tracker, table, rows in self._end_save():
             tracker.confirm(table, rows)
         self._complete.fill_(1)
 
@@ -163,8 +170,7 @@ class Prioritizer:
         Raises:
             ValueError: no save is running.
         """
-        for name, rows in self._end_save().items():
-            tracker, table = self._tracked_shards[name]
+        for tracker, table, rows in self._end_save():
             tracker.take_back(table, rows)
 
     def forget_all(self) -> None:
@@ -201,9 +207,9 @@ class Prioritizer:
             raise ValueError(f"this rank has no shard {shard_name!r}; it has {', '.join(self._shards)}")
         shard = self._shards[shard_name]
         rows = None if ranges is None else [_local_rows(shard, begin, end) for begin, end in ranges]
-        if shard_name in self._tracked_shards and rows != []:
-            tracker, table = self._tracked_shards[shard_name]
-            tracker.forget(table, None if rows is None else torch.unique(torch.cat(rows)))
+        if rows != []:
+            for tracker, table in self._tracked_shards.get(shard_name, ()):
+                tracker.forget(table, None if rows is None else torch.unique(torch.cat(rows)))
 
     def close(self) -> None:
         """Stop tracking."""
@@ -247,15 +253,16 @@ class Prioritizer:
         if not any(table.budget for table in tables):
             return None
         name = f"priority-{self._config.scheme}-{number}"
-        tracker = TRACKERS[self._config.scheme](
-            TrackedGroup(
-                tables=tables,
-                layout=layout,
-                name=name,
-                config=self._config,
-                allocate=allocate or _zeros(layout.device),
-            )
+        tracked = TrackedGroup(
+            tables=tables,
+            layout=layout,
+            name=name,
+            config=self._config,
+            allocate=allocate or _zeros(layout.device),
         )
+        tracker = TRACKERS[self._config.scheme](tracked)
+        added = row_columns(group.emb_module)
+        evictions = EvictionTracker(tracked) if added else None
         self._trackers[name] = tracker
         self._tracked[name] = [
             ("" if table.shard is None else table.shard.name, table.num_rows, table.budget)
@@ -263,7 +270,10 @@ class Prioritizer:
         ]
         for number_in_group, table in enumerate(tables):
             if table.budget and table.shard is not None:
-                self._tracked_shards[table.shard.name] = tracker, number_in_group
+                of_shard = self._tracked_shards[table.shard.name] = [(tracker, number_in_group)]
+                if evictions is not None and number_in_group in added:
+                    of_shard.append((evictions, number_in_group))
+                    self._hooks.enter_context(evictions.watch(number_in_group, added[number_in_group]))
         return tracker
 
     def _tracked_table(self, table: TableShard, first_row: int) -> TrackedTable:
@@ -277,18 +287,24 @@ class Prioritizer:
         )
 
     def _forget_rows(self) -> None:
-        for tracker, table in self._tracked_shards.values():
-            tracker.forget(table, None)
+        for trackers in self._tracked_shards.values():
+            for tracker, table in trackers:
+                tracker.forget(table, None)
 
     def _check_idle(self) -> None:
         if self._running is not None:
             raise ValueError("a save is running: confirm() or take_back() it first")
 
-    def _end_save(self) -> dict[str, Tensor]:
+    def _end_save(self) -> list[tuple[Tracker, int, Tensor]]:
+        """The trackers, and the rows of a table that each has chosen for the save."""
         if self._running is None:
             raise ValueError("no save is running: rows_to_save() or begin_full_save() comes first")
         self._running, taken, self._taken = None, self._taken, {}
-        return taken
+        return [
+            (tracker, table, rows)
+            for name, chosen in taken.items()
+            for (tracker, table), rows in zip(self._tracked_shards[name], chosen, strict=True)
+        ]
 
 
 def _zeros(device: torch.device) -> Allocate:
@@ -296,6 +312,10 @@ def _zeros(device: torch.device) -> Allocate:
         return torch.zeros(numel, dtype=dtype, device=device)
 
     return allocate
+
+
+def _united(chosen: Sequence[Tensor]) -> Tensor:
+    return chosen[0] if len(chosen) == 1 else torch.unique(torch.cat(list(chosen)))
 
 
 def _local_rows(shard: TableShard, begin: int, end: int) -> Tensor:

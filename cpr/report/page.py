@@ -74,6 +74,7 @@ def as_html(records: RunRecords, now: datetime) -> str:
     sections = {
         "Learning curve": _learning_curve(records),
         "Speed": _speed(records),
+        **({"Stream": _stream(records)} if records.of_kind("stream") else {}),
         "Where a step's time goes": _step_parts(records),
         "Saves": _saves(records),
         "Failures": _failures(records),
@@ -177,18 +178,31 @@ def _learning_curve(records: RunRecords) -> Iterator[str]:
     best = [each for each in (number(line.get("best_auc")) for line in evaluated) if each is not None]
     ends = [x for x, _ in (*_points(trained, "auc"), *_points(evaluated, "auc"))]
     limit = [(min(ends), best[-1]), (max(ends), best[-1])] if best and ends else []
-    yield _curve("AUC", _points(evaluated, "auc"), _points(trained, "auc"), limit)
-    yield _curve("log loss", _points(evaluated, "log_loss"), _points(trained, "loss"))
+    before = records.of_kind("progressive")
+    yield _curve("AUC", _points(evaluated, "auc"), _points(trained, "auc"), limit, _points(before, "auc"))
+    yield _curve(
+        "log loss",
+        _points(evaluated, "log_loss"),
+        _points(trained, "loss"),
+        windows=_points(before, "log_loss"),
+    )
     means = [(line, numbers(line.get("metrics"))) for line in evaluated]
     for name in dict.fromkeys(name for _, values in means for name in values):
         points = [(number(line.get("samples")), values.get(name)) for line, values in means]
         yield _curve(name, [(x, y) for x, y in points if x is not None and y is not None], [])
 
 
-def _curve(title: str, evaluated: list[Point], trained: list[Point], limit: Sequence[Point] = ()) -> str:
+def _curve(
+    title: str,
+    evaluated: list[Point],
+    trained: list[Point],
+    limit: Sequence[Point] = (),
+    windows: Sequence[Point] = (),
+) -> str:
     series = (
         Series(name="on the test days", points=evaluated, marked=True),
         Series(name="during training", points=trained),
+        Series(name="of a window, before it was trained", points=windows),
         Series(name="best that any model can reach", points=limit),
     )
     return chart(title, series, "training samples", _count, _plain)
@@ -221,6 +235,21 @@ def _speed(records: RunRecords) -> Iterator[str]:
     }
     series = [Series(name="samples/s", points=[((x - first) / unit_s, y) for x, y in points])]
     yield chart("samples/s", series, f"{unit} since the first line", _plain, _count, starts, from_zero=True)
+
+
+def _stream(records: RunRecords) -> Iterator[str]:
+    lines = records.of_kind("stream")
+    newest = lines[-1]
+    counts = {name: number(newest.get(name)) for name in ("trained", "waiting", "left_out", "bad")}
+    yield tiles(
+        {
+            name.replace("_", " "): "unknown" if each is None else f"{each:,.0f}"
+            for name, each in counts.items()
+        }
+    )
+    for name, title in (("waiting", "records that wait"), ("lag_s", "age of a step's oldest record, s")):
+        points = _points(lines, name, x="step")
+        yield chart(title, [Series(name=title, points=points)], "steps", _count, _plain, from_zero=True)
 
 
 def _step_parts(records: RunRecords) -> Iterator[str]:

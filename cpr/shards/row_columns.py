@@ -29,10 +29,20 @@ class RowColumns:
         """Live, `[num_rows]` each."""
         self.watchers: list[Callable[[Tensor], object]] = []
         """Called by `note_change`."""
+        self.eviction_watchers: list[Callable[[Tensor], object]] = []
+        """Called by `note_eviction`."""
 
     def note_change(self, rows: Tensor) -> None:
         """Tell which rows the owner is about to change, int64 `[n]`; not all of them may be looked up."""
         for watch in self.watchers:
+            watch(rows)
+
+    def note_eviction(self, rows: Tensor) -> None:
+        """Tell which rows, int64 `[n]`, are about to lose what they represent; `note_change` is told as well.
+
+        Row saves hold these rows, so that what they represented is gone from the saved table, too.
+        """
+        for watch in self.eviction_watchers:
             watch(rows)
 
     def allocate(self, table: TableShard, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:

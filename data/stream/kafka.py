@@ -294,7 +294,12 @@ class KafkaStream:
         if time.monotonic() - self._warned_s >= WARN_EVERY_S:
             self._warned_s = time.monotonic()
             reason = self._newest_error or (error.str() if error else "the client does not say why")
-            logger.warning("topic %s cannot be read, and is tried again: %s", self._address.topic, reason)
+            logger.warning(
+                "topic %s at %s cannot be read, and is tried again: %s",
+                self._address.topic,
+                self._address.brokers,
+                reason,
+            )
 
 
 def _arrived_s(message: Message) -> float:

@@ -95,8 +95,11 @@ class MessageReader:
                 good.append(record)
             except ValueError as error:
                 bad[record] = str(error)
-        columns = zip(*rows, strict=True) if rows else [()] * len(self._manifest.columns)
-        table = pa.table(list(map(_array, columns)), names=list(self._manifest.columns))
+        if not rows:
+            return Checked(rows=None, records=records[:0], bad=bad)
+        names, ids = self._manifest.columns, {feature.name for feature in self._manifest.features}
+        kinds = [pa.int64() if name in ids else pa.float64() for name in names]
+        table = pa.table(list(map(_array, zip(*rows, strict=True), kinds)), names=list(names))
         checked = self._records.of_table(table, np.array(good, np.int64), self._name)
         return replace(checked, bad={**bad, **checked.bad})
 
@@ -143,8 +146,10 @@ def _encoded_row(value: bytes, manifest: DatasetManifest) -> list[Any]:
         row.append(ids)
     for name in manifest.columns[len(row) :]:
         weights = found.get(name)
-        is_list = isinstance(weights, list)
-        row.append([_number(each, name) for each in weights] if is_list else _number(weights, name))
+        if isinstance(weights, list):
+            row.append([_number(each, name) for each in weights])
+        else:
+            row.append(_number(weights, name))
     return row
 
 
@@ -154,8 +159,8 @@ def _number(value: Any, name: str) -> Any:
     raise ValueError(f"{name} holds no number")
 
 
-def _array(values: Sequence[Any]) -> pa.Array:
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """A column, of lists if one value is a list."""
     if any(isinstance(value, list) for value in values):
-        return pa.array([value if isinstance(value, list) else [value] for value in values])
-    return pa.array(values)
+        return pa.array([value if isinstance(value, list) else [value] for value in values], pa.list_(kind))
+    return pa.array(values, kind)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -15,6 +16,7 @@ FIXED: Final[Mapping[str, str | bool]] = {
 _FORM: Final = "kafka://HOST:PORT[,HOST:PORT...]/TOPIC[?PROPERTY=VALUE&...]"
 _BROKER: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@]+):[0-9]+")
 _TOPIC: Final = re.compile(r"/([a-zA-Z0-9._-]{1,249})")
+_FILE: Final = "properties"
 _PROPERTY: Final = re.compile(r"[a-z0-9]+(\.[a-z0-9_]+)+")
 
 
@@ -31,9 +33,13 @@ class TopicAddress(NamedTuple):
     def of(cls, uri: str) -> "TopicAddress":
         """Parse a URI of the form `kafka://HOST:PORT[,HOST:PORT...]/TOPIC[?PROPERTY=VALUE&...]`.
 
+        A property `properties` names a file with more of them, a line `PROPERTY=VALUE` each, so that no
+        password is part of a URI.
+
         Raises:
             ValueError: it has another form, or sets a property that positions depend on. The message has no
                 values of properties.
+            OSError: the file cannot be read.
         """
         parts = urlsplit(uri)
         topic = _TOPIC.fullmatch(parts.path)
@@ -46,6 +52,8 @@ class TopicAddress(NamedTuple):
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError:
             pairs = [("", "")]
+        file = dict(pairs).get(_FILE)
+        pairs = [*([] if file is None else _in_file(file)), *(each for each in pairs if each[0] != _FILE)]
         if parts.fragment or not all(_PROPERTY.fullmatch(name) for name, _ in pairs):
             raise ValueError(
                 f"what follows the Kafka topic {topic[1]} has the form ?PROPERTY=VALUE&PROPERTY=VALUE, with "
@@ -56,3 +64,19 @@ class TopicAddress(NamedTuple):
         if taken := sorted(properties.keys() & {*FIXED, "bootstrap.servers"}):
             raise ValueError(f"the trainer sets the property {taken[0]} of Kafka itself; leave it out")
         return cls(parts.netloc, topic[1], properties)
+
+
+def _in_file(path: str) -> list[tuple[str, str]]:
+    """The properties in a file; empty lines, and those that begin with `#`, are none."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise OSError(f"the file of Kafka's properties {path} cannot be read ({error.strerror})") from error
+    lines = [line.strip() for line in text.splitlines()]
+    found = [line.partition("=") for line in lines if line and not line.startswith("#")]
+    for number, (name, equals, _) in enumerate(found, start=1):
+        if not equals or not _PROPERTY.fullmatch(name.strip()):
+            raise ValueError(
+                f"{path}, property {number}: not of the form PROPERTY=VALUE, with librdkafka's names"
+            )
+    return [(name.strip(), value.strip()) for name, _, value in found]

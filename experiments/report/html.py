@@ -24,6 +24,7 @@ TITLES: Final = {
     "saving": "Saving",
     "quality": "What recovery costs in time and accuracy",
     "speed": "Speed",
+    "growth": "What grows as the work grows",
     "splitting": "Results instead of embeddings (`--sharding des`)",
     "communication": "Dense gradients over slow links",
     "papers": "Next to the papers",

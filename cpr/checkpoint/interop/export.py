@@ -8,7 +8,7 @@ is tried.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Final
 
 from cpr.checkpoint.catalog.chain import Rejected, State, own_states, states_of_step
 from cpr.checkpoint.interop.full_model import NOTES_FILE, FullModel
+from cpr.checkpoint.interop.increment import TableIncrement, write_increment
 from cpr.checkpoint.interop.to_dcp import write_dcp
 from cpr.checkpoint.interop.to_parquet import write_parquet
 from cpr.checkpoint.interop.to_safetensors import write_safetensors
@@ -42,6 +43,8 @@ class Exported:
     state: State
     rejected: list[Rejected]
     """Newer saves that could not be exported, with the reason."""
+    increment: Mapping[str, TableIncrement] | None = None
+    """What an increment has of each table; None: a full model was written."""
 
 
 def export(
@@ -50,10 +53,11 @@ def export(
     out: Path,
     sequence: int | None = None,
     step: int | None = None,
+    since: int | None = None,
     progress: Progress = lambda _: None,
     start: Progress = lambda _: None,
 ) -> Exported:
-    """Write one state as a full model: by default the newest whose files verify.
+    """Write one state as a full model, or what it has changed: by default the newest whose files verify.
 
     Args:
         storage: the checkpoint directory.
@@ -61,27 +65,39 @@ def export(
         out: folder to make; may exist if it is empty.
         sequence: export the state of this save.
         step: export the newest state of this training step.
-        progress: called with the bytes of table rows written since the last call.
+        since: write only what has changed since the states of this training step (`write_increment`).
+        progress: called with the bytes of table rows written, or compared, since the last call.
         start: called with the total bytes of table rows, at each attempt.
 
     Raises:
-        ValueError: `out` is in use, or there is no such state; lists those that there are.
+        ValueError: `out` is in use, or there is no such state; lists those that there are. Or an increment
+            cannot be made of these states; says what to do.
         CorruptFileError: the state of `sequence` is damaged.
         NoUsableStateError: all states are damaged; lists the reasons.
         CheckpointError: `out` cannot be written.
     """
     states, rejected = own_states(storage)
+    if since is not None and to != "parquet":
+        raise ValueError(
+            "an increment holds tables alone, as Parquet: export it with --to parquet, and a full model, "
+            f"without --since, with --to {to}"
+        )
+    every = states
+    olders = [] if since is None or not states else _states_since(states, since, storage.uri)
     if sequence is not None:
         states = [_pick(states, rejected, sequence, storage.uri)]
     elif step is not None:
         states = states_of_step(states, step, storage.uri)
+    if olders:
+        states = _newer(states, olders[0], every, storage.uri)
     for state in states:
+        increment = None
         with _appearing(out) as folder:
             try:
-                model = FullModel(storage, state)
-                start(model.num_bytes)
-                WRITERS[to](model, folder, progress)
-                _write_notes(model, folder / NOTES_FILE, with_state=to not in TABLES_ALONE)
+                if olders:
+                    increment = write_increment(storage, olders, state, every, folder, progress, start)
+                else:
+                    _write_full(FullModel(storage, state), to, folder, progress, start)
             except CorruptFileError as error:
                 if sequence is not None:
                     raise
@@ -89,12 +105,49 @@ def export(
                 shutil.rmtree(folder)
                 continue
         newer = [save for save in rejected if save.sequence > state.sequence and not save.unfinished]
-        return Exported(state=state, rejected=newer)
+        return Exported(state=state, rejected=newer, increment=increment)
     reasons = "\n".join(f"  save {save.sequence}: {save.reason}" for save in rejected)
-    raise NoUsableStateError(
-        f"{storage.uri} holds no state that could be exported: name a directory in which a run has saved\n"
-        f"{reasons}".rstrip()
+    what = "state that could be exported: name a directory in which a run has saved"
+    if olders:
+        what = f"pair of states for an increment since step {since}: make a full export, without --since"
+    raise NoUsableStateError(f"{storage.uri} holds no {what}\n{reasons}".rstrip())
+
+
+def _states_since(states: Sequence[State], step: int, uri: str) -> list[State]:
+    """The states of the step that a follower has, newest first; of equal ones the merged base alone."""
+    found = [state for state in states if state.step == step]
+    merged = {sequence for state in found for sequence in state.newest.merged[-1:]}
+    if found:
+        return [state for state in found if state.sequence not in merged]
+    last = max(state.step for state in states)
+    if step > last:
+        raise ValueError(
+            f"{uri} has no state of step {step} yet; its last is of step {last}. Give --since the step in "
+            "the cpr-export.json or cpr-increment.json that the follower has"
+        )
+    steps = ", ".join(map(str, sorted({state.step for state in states})))
+    raise ValueError(
+        f"{uri} has no state of step {step}, without which it is not known what has changed; it has those of "
+        f"steps {steps}. Saves older than the newest keep_last full ones are deleted: make a full export, "
+        "without --since, and follow from its step; to follow less often, raise keep_last"
     )
+
+
+def _newer(states: Sequence[State], older: State, every: Sequence[State], uri: str) -> list[State]:
+    """Those of some states that are newer than the one that a follower has; itself if none is."""
+    newer = [state for state in states if every.index(state) < every.index(older)]
+    if not newer and older not in states:
+        raise ValueError(
+            f"save {states[0].sequence} of {uri}, at step {states[0].step}, is older than save "
+            f"{older.sequence} at step {older.step}: give --since an earlier step, or make a full export"
+        )
+    return newer or [older]
+
+
+def _write_full(model: FullModel, to: str, folder: Path, progress: Progress, start: Progress) -> None:
+    start(model.num_bytes)
+    WRITERS[to](model, folder, progress)
+    _write_notes(model, folder / NOTES_FILE, with_state=to not in TABLES_ALONE)
 
 
 def _pick(states: list[State], rejected: list[Rejected], sequence: int, uri: str) -> State:

@@ -6,21 +6,23 @@ table, are unchanged. Only tables are written.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from cpr.checkpoint.format.manifest import ROW, WEIGHTS
 from cpr.checkpoint.interop.full_model import FullModel, TableColumn
 
 FILE_WINDOWS: Final = 16
 """Windows in a file, each a row group: about 1 GiB per file."""
+ROW_FIELD: Final = pa.field(ROW, pa.int64(), nullable=False)
 _WIDENED: Final = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """Data types that many readers of Parquet lack, and the types that are written instead."""
 
@@ -28,32 +30,48 @@ _WIDENED: Final = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 def write_parquet(model: FullModel, folder: Path, progress: Callable[[int], object]) -> None:
     """Write all tables."""
     for table_fqn, columns in model.tables.items():
-        (folder / table_fqn).mkdir()
-        schema = _schema(columns)
-        starts = model.starts(table_fqn)
-        for at in range(0, max(1, len(starts)), FILE_WINDOWS):
-            path = folder / table_fqn / f"part-{at // FILE_WINDOWS:05d}.parquet"
-            with _writer(path, schema) as writer:
-                for first_row in starts[at : at + FILE_WINDOWS]:
-                    window = model.window(table_fqn, first_row)
-                    writer.write_table(_rows(window, first_row, schema))
-                    progress(sum(rows.nbytes for rows in window.values()))
+        schema = pa.schema([ROW_FIELD, *map(field_of, columns)])
+        write_parts(folder / table_fqn, schema, _windows(model, table_fqn, schema, progress))
 
 
-def _schema(columns: Sequence[TableColumn]) -> pa.Schema:
-    fields = [pa.field("row", pa.int64(), nullable=False)]
-    for column in columns:
-        value = pa.from_numpy_dtype(_widen(torch.empty(0, dtype=column.dtype)).numpy().dtype)
-        if column.shape[1:]:
-            value = pa.list_(pa.field("element", value, nullable=False), column.shape[1])
-        fields.append(pa.field(column.name, value, nullable=False))
-    return pa.schema(fields)
+def _windows(
+    model: FullModel, table_fqn: str, schema: pa.Schema, progress: Callable[[int], object]
+) -> Iterator[pa.Table]:
+    for first_row in model.starts(table_fqn):
+        window = model.window(table_fqn, first_row)
+        rows = torch.arange(first_row, first_row + len(window[WEIGHTS]))
+        yield as_table({ROW: rows, **window}, schema)
+        progress(sum(values.nbytes for values in window.values()))
 
 
-def _rows(window: dict[str, Tensor], first_row: int, schema: pa.Schema) -> pa.Table:
-    arrays = [pa.array(np.arange(first_row, first_row + len(window["weights"])))]
-    for field in list(schema)[1:]:
-        values = pa.array(_widen(window[field.name]).reshape(-1).numpy())
+def write_parts(folder: Path, schema: pa.Schema, groups: Iterable[pa.Table]) -> None:
+    """Write row groups to a new folder of Parquet files; one file without rows if there are none."""
+    folder.mkdir(parents=True)
+    groups = iter(groups)
+    group = next(groups, schema.empty_table())
+    for number in count():
+        with _writer(folder / f"part-{number:05d}.parquet", schema) as writer:
+            writer.write_table(group)
+            for more in islice(groups, FILE_WINDOWS - 1):
+                writer.write_table(more)
+        group = next(groups, None)
+        if group is None:
+            return
+
+
+def field_of(column: TableColumn) -> pa.Field:
+    """The Parquet column of a table's column."""
+    value = pa.from_numpy_dtype(_widen(torch.empty(0, dtype=column.dtype)).numpy().dtype)
+    if column.shape[1:]:
+        value = pa.list_(pa.field("element", value, nullable=False), column.shape[1])
+    return pa.field(column.name, value, nullable=False)
+
+
+def as_table(columns: Mapping[str, Tensor], schema: pa.Schema) -> pa.Table:
+    """Columns by name, `[n, ...]` each, as a row group; those that the schema lacks are left out."""
+    arrays = []
+    for field in schema:
+        values = pa.array(_widen(columns[field.name]).reshape(-1).numpy())
         if pa.types.is_fixed_size_list(field.type):
             values = pa.FixedSizeListArray.from_arrays(values, type=field.type)
         arrays.append(values)

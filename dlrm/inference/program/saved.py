@@ -11,6 +11,7 @@ from cpr.checkpoint.interop.full_model import FullModel
 from cpr.checkpoint.storage.base import open_storage
 from cpr.errors import CorruptFileError, MismatchError, NoUsableStateError
 from cpr.humanize import size_text
+from cpr.shards.row_ids import ID, LAST_SEEN, is_dynamic, rows_of_ids
 from dlrm.inference.program.tables import (
     RowFormat,
     Rows,
@@ -130,7 +131,7 @@ def _read(saved: FullModel, fqn: str, config: "object", rows: RowFormat) -> Rows
     num_rows, dim = columns["weights"].shape
     if (num_rows, dim) != (config.num_embeddings, config.embedding_dim):  # type: ignore[attr-defined]
         raise MismatchError(f"table {fqn} was saved with {num_rows} rows of {dim} columns")
-    if "last_seen" in columns:
+    if is_dynamic(columns):
         return _read_dynamic(saved, fqn, dim, rows)
     table = Rows(num_rows, dim, rows)
     for first in saved.starts(fqn):
@@ -142,14 +143,9 @@ def _read(saved: FullModel, fqn: str, config: "object", rows: RowFormat) -> Rows
 def _read_dynamic(saved: FullModel, fqn: str, dim: int, rows: RowFormat) -> Rows:
     """Read the rows that have ids, sorted by id; of several rows of an id, the one seen last."""
     windows = (saved.window(fqn, first) for first in saved.starts(fqn))
-    parts = [(window["id"], window["last_seen"], window["weights"]) for window in windows]
+    parts = [(window[ID], window[LAST_SEEN], window["weights"]) for window in windows]
     ids, seen, weights = (torch.cat(part) for part in zip(*parts, strict=True))
-    used = (seen > 0).nonzero().squeeze(1)
-    used = used[seen[used].argsort(descending=True, stable=True)]
-    used = used[ids[used].argsort(stable=True)]
-    is_first = torch.ones(len(used), dtype=torch.bool)
-    is_first[1:] = ids[used][1:] != ids[used][:-1]
-    used = used[is_first]
+    used = rows_of_ids(ids, seen)
     # without any id, id 0 has a row of zeros, because a search needs one
     table = Rows(max(1, len(used)), dim, rows, ids[used] if len(used) else torch.zeros(1, dtype=torch.int64))
     if len(used):

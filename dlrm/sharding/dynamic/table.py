@@ -12,10 +12,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from cpr.shards.row_ids import CANDIDATE, ID, LAST_SEEN, SIGHTINGS, rows_of_ids
 from dlrm.sharding.dynamic.columns import HostColumns, sent
 from dlrm.sharding.dynamic.index import NOTHING, IdIndex, initial_values, mix
 
-CANDIDATE_COLUMNS: Final = {"candidate": torch.int64, "sightings": torch.int32}
+CANDIDATE_COLUMNS: Final = {CANDIDATE: torch.int64, SIGHTINGS: torch.int32}
 """Columns of a row that hold one place; its count is unrelated to the row itself."""
 PLACE_BITS: Final = 32
 """Bits of the hash's upper half, used here; the index uses the lower half."""
@@ -31,7 +32,7 @@ class Candidates:
 
     def __init__(self, columns: HostColumns, changes: Callable[[Tensor], object]) -> None:
         self._columns, self._changes = columns, changes
-        self._ids, self._counts = columns["candidate"], columns["sightings"]
+        self._ids, self._counts = columns[CANDIDATE], columns[SIGHTINGS]
 
     def counts(self, ids: Tensor) -> Tensor:
         """How often each id was seen so far, int64 `[n]`."""
@@ -48,15 +49,15 @@ class Candidates:
         first[1:] = places[1:] != places[:-1]
         best, places = order[first], places[first]
         self._changes(places)
-        self._columns.write("candidate", places, ids[best])
-        self._columns.write("sightings", places, counts[best].clamp(max=torch.iinfo(torch.int32).max))
+        self._columns.write(CANDIDATE, places, ids[best])
+        self._columns.write(SIGHTINGS, places, counts[best].clamp(max=torch.iinfo(torch.int32).max))
 
     def forget(self, ids: Tensor) -> None:
         """Drop the counts of ids that have got rows."""
         places = self._places(ids)
         places = places[self._ids[places] == ids]
         self._changes(places)
-        self._columns.write("sightings", places, 0)
+        self._columns.write(SIGHTINGS, places, 0)
 
     def _places(self, ids: Tensor) -> Tensor:
         upper = (mix(ids) >> PLACE_BITS) & ((1 << PLACE_BITS) - 1)
@@ -69,7 +70,7 @@ EVICTION_SHARE: Final = 16
 
 def columns_of_rows(admit_after: int) -> dict[str, torch.dtype]:
     """Columns that a dynamic table adds to its rows, with their dtypes."""
-    columns = {"id": torch.int64, "last_seen": torch.int32}
+    columns = {ID: torch.int64, LAST_SEEN: torch.int32}
     return columns | CANDIDATE_COLUMNS if admit_after > 1 else columns
 
 
@@ -92,6 +93,7 @@ class DynamicTable:
         seed: of the initial values.
         initial_range: lowest and highest initial value of a weight.
         changes: called with the rows whose weights, state or columns are about to change, int64 `[n]`.
+        evictions: called with the rows whose ids are about to be evicted, int64 `[n]`.
     """
 
     def __init__(
@@ -105,12 +107,13 @@ class DynamicTable:
         seed: int,
         initial_range: tuple[float, float],
         changes: Callable[[Tensor], object] = lambda rows: None,
+        evictions: Callable[[Tensor], object] = lambda rows: None,
     ) -> None:
         self.name = name
         self._weights, self._state = weights, list(state)
         self._columns = HostColumns(columns)
-        self._ids, self._last_seen = self._columns["id"], self._columns["last_seen"]  # 0 in free rows
-        self._noted = changes
+        self._ids, self._last_seen = self._columns[ID], self._columns[LAST_SEEN]  # 0 in free rows
+        self._noted, self._evictions = changes, evictions
         self._candidates = Candidates(self._columns, self._changes) if admit_after > 1 else None
         self._admit_after, self._seed, self._initial_range = admit_after, seed, initial_range
         self._index: IdIndex | None = None
@@ -146,7 +149,7 @@ class DynamicTable:
         missing = rows == NOTHING
         known = rows[~missing]
         self._changes(known)
-        self._columns.write("last_seen", known, self._clock)
+        self._columns.write(LAST_SEEN, known, self._clock)
         if not bool(missing.any()):
             return rows
         unknown, places, counts = torch.unique(ids[missing], return_inverse=True, return_counts=True)
@@ -184,8 +187,8 @@ class DynamicTable:
         self._weights[live] = values.to(self._weights.dtype)
         for state in self._state:
             state[live] = 0
-        self._columns.write("id", rows, ids)
-        self._columns.write("last_seen", rows, self._clock)
+        self._columns.write(ID, rows, ids)
+        self._columns.write(LAST_SEEN, rows, self._clock)
         self._current_index().add(rows)
 
     def _make_room(self, wanted: int) -> int:
@@ -201,10 +204,15 @@ class DynamicTable:
             if num:
                 oldest = self._last_seen.argsort(stable=True)  # free rows (0) come first
                 evicted = oldest[num_free : num_free + num]
-                self._changes(evicted)
-                self._columns.write("last_seen", evicted, 0)
+                self._evict(evicted)
                 self._derive_index()
         return min(wanted, self._free.numel())
+
+    def _evict(self, rows: Tensor) -> None:
+        """Take rows back; they keep their ids until they get others, as tombstones for readers of saves."""
+        self._changes(rows)
+        self._evictions(sent(rows, self._weights.device))
+        self._columns.write(LAST_SEEN, rows, 0)
 
     def _current_index(self) -> IdIndex:
         if self._index is None:
@@ -225,13 +233,9 @@ class DynamicTable:
 
         An id has several rows after rows were restored from different moments, between which the id moved.
         """
-        used = (self._last_seen > 0).nonzero().squeeze(1)
-        used = used[self._last_seen[used].argsort(descending=True, stable=True)]
-        used = used[self._ids[used].argsort(stable=True)]
-        ids = self._ids[used]
-        older = used[1:][ids[1:] == ids[:-1]]
-        self._changes(older)
-        self._columns.write("last_seen", older, 0)
+        is_older = self._last_seen > 0
+        is_older[rows_of_ids(self._ids, self._last_seen)] = False
+        self._evict(is_older.nonzero().squeeze(1))
 
     def _changes(self, rows: Tensor) -> None:
         self._noted(sent(rows, self._weights.device))

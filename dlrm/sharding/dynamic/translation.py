@@ -79,6 +79,7 @@ def _make_table(group: TableGroup, place: int, admit_after: int, seed: int) -> D
         seed=seed,
         initial_range=group.initial_ranges[place],
         changes=columns.note_change,
+        evictions=columns.note_eviction,
     )
     return table
 

@@ -1,6 +1,7 @@
 """The `cpr` command: flags, output, exit codes."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -47,7 +48,7 @@ FLAGS = {
     "doctor": {"--checkpoint", "--json", "--memory", "--node-rank", "--nodes", "--rdzv", "--wait"},
     "describe": {"--json", "directory"},
     "verify": {"directory"},
-    "export": {"--out", "--sequence", "--step", "--to", "directory"},
+    "export": {"--out", "--sequence", "--since", "--step", "--to", "directory"},
     "import": {"--out", "--step", "--tables", "source"},
     "plan": {*JOB, "--json", "--plot", "--ratio"},
     "simulate": {
@@ -152,6 +153,36 @@ def test_export_writes_each_format_once(directory, tmp_path, capsys, to):
     assert text.err == ""
     assert entry(["export", str(directory), "--to", to, "--out", str(out)]) == 2
     assert "in use" in capsys.readouterr().err
+
+
+def test_export_writes_an_increment(directory, tmp_path, capsys):
+    words = ["export", str(directory), "--to", "parquet"]
+    assert entry([*words, "--since", "0", "--out", str(tmp_path / "increment")]) == 0
+    assert (
+        "exported what has changed since step 0 until save 1 at step 10 (base 0 and 1 row save) to "
+        f"{tmp_path / 'increment'}: 0 rows, 0 tombstones"
+    ) in capsys.readouterr().out
+    assert (tmp_path / "increment/cpr-increment.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--since", "5"], "no state of step 5, .* it has those of steps 0, 10.* make a full export"),
+        (["--since", "20"], "no state of step 20 yet; its last is of step 10.* Give --since the step in"),
+        (["--since", "10", "--step", "0"], "save 0 .* is older than save 1 .* give --since an earlier step"),
+        (["--since", "0", "--to", "safetensors"], "with --to parquet, and a full model, without --since"),
+        (["--since", "0", "--to", "dcp"], "with --to parquet, and a full model, without --since"),
+        (["--since", "0", "--step", "7"], "no state of step 7; steps that can be loaded: 0, 10"),
+    ],
+)
+def test_increments_that_cannot_be_made_are_refused_in_one_line(directory, tmp_path, capsys, words, said):
+    out = tmp_path / "out"
+    assert entry(["export", str(directory), "--to", "parquet", "--out", str(out), *words]) == 2
+    error = capsys.readouterr().err
+    assert re.search(said, error), error
+    assert error.count("\n") == 1
+    assert not out.exists()
 
 
 def test_export_reports_damaged_saves(directory, tmp_path, capsys):

@@ -394,3 +394,16 @@ def test_browser_shows_the_page(tmp_path, width):
     measured = json.loads(dict(Page(done.stdout).attributes_of("body"))["data-measured"])
     assert measured.pop("font") >= 12
     assert measured == {"wide": [], "empty": [], "loaded": 0}
+
+
+def test_a_run_on_a_stream_shows_what_waits_and_windows_of_progressive_validation(tmp_path):
+    counts = {"waiting": 1234, "lag_s": 2.5, "trained": 960, "left_out": 17, "bad": 3}
+    window = {"kind": "progressive", "samples": 960, "window_samples": 320, "auc": 0.61, "log_loss": 0.6}
+    lines = [*LINES, {"kind": "stream", "step": 30, "time": 1030.0, **counts}, {**window, "step": 30}]
+    page = page_of(make_folder(tmp_path / "run", lines))
+    assert page.sections == [*SECTIONS[:2], "Stream", *SECTIONS[2:]]
+    for shown in ("waiting 1,234", "left out 17", "bad 3", "trained 960", "before it was trained"):
+        assert shown in page.text, shown
+    assert "before it was trained" not in page_of(make_folder(tmp_path / "other", LINES)).text
+    damaged = [*LINES, {"kind": "stream", "step": "x", "waiting": HOSTILE}]
+    assert "waiting unknown" in page_of(make_folder(tmp_path / "damaged", damaged)).text

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from data.criteo import CATEGORY_NAMES, COLUMN_NAMES, PREPARE
 from data.dataset import DatasetManifest, Feature
 from data.loader.decode import decode
 from data.schema import Dense, Label, Schema, Sparse
+from data.stream.folder import FolderStream
 from data.stream.messages import NO_VALUE, MessageReader
+from data.stream.source import START, Place
 from tests.data.convert.conftest import job as job  # noqa: PLC0414  # a fixture
 from tests.data.convert.conftest import write_jsonl
 from tests.data.prepare.conftest import make_lines
@@ -53,6 +56,14 @@ def test_encoded_objects_become_rows_and_may_mix_lists_with_single_values():
         [[1, 2], [3], []],
         [[0.5, 1], [2], []],
     ]
+
+
+def test_lists_may_all_be_empty():
+    checked = read(
+        MessageReader("nowhere", ENCODED, "t", is_encoded=True), [{**GOOD, "tags": [], "shares": []}]
+    )
+    assert checked.bad == {}
+    assert columns_of(checked.rows)[3:] == [[[]], [[]]]
 
 
 def test_single_ids_stay_single():
@@ -154,10 +165,17 @@ CRITEO = DatasetManifest(
 
 
 @pytest.fixture
-def criteo(tmp_path) -> MessageReader:
-    """Reads messages for a data set that data.prepare has made."""
-    (tmp_path / "dataset.json").write_text(CRITEO.to_json())
-    return MessageReader(str(tmp_path), CRITEO, "topic t", is_encoded=False)
+def dataset(tmp_path) -> str:
+    """URI of a data set that data.prepare has made."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "dataset.json").write_text(CRITEO.to_json())
+    return str(folder)
+
+
+@pytest.fixture
+def criteo(dataset) -> MessageReader:
+    return MessageReader(dataset, CRITEO, "topic t", is_encoded=False)
 
 
 def criteo_row(line: bytes) -> list[list]:
@@ -186,3 +204,30 @@ def test_messages_of_one_kind_only(criteo):
     assert read(criteo, [b"no line"]).rows is None
     assert len(read(criteo, make_lines(3)).rows.label) == 3
     assert read(criteo, [b"{"]).bad == {0: "no JSON"}
+
+
+def test_a_log_of_criteo_in_a_folder_gives_the_same_rows(tmp_path, dataset, criteo, monkeypatch):
+    monkeypatch.setattr("data.stream.folder.BLOCK_BYTES", 1000)
+    lines = [*make_lines(30), b"1\t2", *make_lines(30, seed=1)]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "day_0").write_bytes(b"".join(line + b"\n" for line in lines))
+    stream = FolderStream(
+        str(tmp_path / "in"), CRITEO, dataset, is_encoded=False, now=lambda: time.time() + 100
+    )
+    expected = read(criteo, lines)
+    assert expected.bad.keys() == {30}
+    for begin in (0, 7, 31):
+        places = dict.fromkeys(stream.partitions, START)
+        assert stream.fetch(places, 1) is not None  # now it knows the file
+        places = {name: stream.skip(name, START, begin)[0] for name in places}
+        records, columns, bad = [], [[] for _ in CRITEO.columns], {}
+        while (fetched := stream.fetch(places, 10)) is not None:
+            places[fetched.partition] = Place(fetched.begin.unit, fetched.end)
+            records += fetched.checked.records.tolist()
+            bad |= fetched.checked.bad
+            for column, more in zip(columns, columns_of(fetched.checked.rows), strict=True):
+                column.extend(more)
+        assert records == [number for number in range(begin, 61) if number != 30]
+        assert bad == {number: reason for number, reason in expected.bad.items() if number >= begin}
+        left = np.searchsorted(expected.records, begin)
+        assert columns == [own[left:] for own in columns_of(expected.rows)]

@@ -1,6 +1,7 @@
 """The trainer with dynamic tables: raw ids of any log, with weights, and workers that die."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -10,11 +11,15 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr import Changes, CheckpointConfig, Checkpointer
+from cpr.checkpoint.catalog.chain import own_states
+from cpr.checkpoint.storage.base import open_storage
+from cpr.cli.main import entry
 from cpr.faults import AtStep, KillWorker, Plan
 from data.index import IndexSchema, index
 from data.index.schema import LabelColumn, SparseColumn
 from dlrm.sharding.dynamic import make_dynamic
 from dlrm.sharding.dynamic.index import mix
+from tests.cpr.checkpoint.followers import apply, full
 from tests.cpr.shards.models import bags, shard
 from tests.system.training.test_resume import curve, only_folder, report_of, settings
 
@@ -80,6 +85,39 @@ def test_a_run_loses_nothing_when_a_worker_dies(train, memory, tmp_path):
     assert "the memory of all workers survived" in said
     assert report_of(folder)["failures"]["pls"] == 0
     assert len(curve(folder)) >= 4
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_increments_of_a_run_add_up_to_its_full_exports(train, memory, tmp_path):
+    """With row saves of a share of the rows, of tables so small that ids are evicted all the time."""
+    _, folder = train(
+        "followed",
+        "tables.dynamic_rows=48",
+        "checkpoint.priority=mfu",
+        "checkpoint.every_steps=32",
+        "checkpoint.keep_last=9",
+        restarts=1,
+        environment={"CPR_RESIDENT_ROOT": str(memory)},
+    )
+    directory = folder / "checkpoint"
+    states, _ = own_states(open_storage(str(directory)))
+    steps = sorted({state.step for state in states})
+    assert len(steps) > 5
+    assert any(len(state.saves) > 1 for state in states)
+
+    def exported(name, *words):
+        assert (
+            entry(["export", str(directory), "--to", "parquet", "--out", str(tmp_path / name), *words]) == 0
+        )
+        return tmp_path / name
+
+    tables = full(exported("full", "--step", str(steps[0])))
+    num_tombstones = 0
+    for since, step in pairwise(steps):
+        manifest = apply(exported(f"to {step}", "--since", str(since), "--step", str(step)), tables)
+        num_tombstones += sum(table["tombstones"] for table in manifest["tables"].values())
+        assert tables == full(exported(f"full {step}", "--step", str(step)))
+    assert num_tombstones > 48
 
 
 def test_raw_ids_need_dynamic_tables(start, dataset, tmp_path):

@@ -12,6 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from cpr.shards import find_shards
 from data.batch import Batch
 from data.dataset import Feature
+from dlrm.comm.config import CommConfig
 from dlrm.config.schema import (
     Config,
     DenseConfig,
@@ -44,6 +45,9 @@ CUT = {"cat_2": "column_wise", "cat_3": "table_wise", "cat_4": "table_wise"}
 """cat_0 and cat_1 are small: replicated on two ranks, whole on one."""
 
 
+DENSE = CommConfig()
+
+
 @dataclass(frozen=True)
 class Case:
     kind: str
@@ -60,6 +64,8 @@ class Case:
     dynamic: tuple[str, ...] = ()
     is_uneven: bool = False
     """Whether ranks have parts of a global batch of different size."""
+    comm: CommConfig = DENSE
+    """Exchange of dense gradients; one that selects values selects all, so that nothing is late."""
 
     @property
     def dynamic_options(self):
@@ -80,6 +86,8 @@ CASES = (
     Case("deepfm", "rowwise_adagrad", "sgd", is_uneven=True),
     Case("dlrm", "sgd", "sgd", num_dense=0, is_weighted=True, strategy="des", is_uneven=True),
     Case("dcnv2", "rowwise_adagrad", "sgd", strategy="des", is_uneven=True),
+    Case("dlrm", "sgd", "sgd", is_uneven=True, comm=CommConfig(exchange="star", ratio=1.0)),
+    Case("deepfm", "sgd", "sgd", is_uneven=True, comm=CommConfig(exchange="all_gather", ratio=1.0)),
 )
 UNEVEN = (48, 1, 32, 0)
 """Samples of rank 0 in a global batch, in turn, where parts are uneven; other ranks share the rest."""
@@ -218,7 +226,7 @@ def train(case, *, backwards=False):
         ScheduleConfig(warmup_steps=5),
     )
     parameters = dense_parameters(model)
-    replicas = AllReduceSync(parameters, num_scalars=1)
+    replicas = AllReduceSync(parameters, 1, case.comm)
     losses = []
     for step in range(NUM_STEPS):
         batch = my_part(case, step % NUM_BATCHES, GLOBAL_BATCH, backwards=backwards)

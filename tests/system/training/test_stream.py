@@ -7,6 +7,7 @@ import signal
 import polars as pl
 import pytest
 
+from tests.data.stream.kafka_cluster import KafkaCluster
 from tests.system.runs import only_folder, report_of, settings, wait_for
 from tests.system.training.test_resume import workers_of
 
@@ -24,20 +25,57 @@ FILE_ROWS = 500
 
 
 class Arriving:
-    """A folder in which files of the data set's training days arrive."""
+    """Rows of a data set, which arrive in pieces."""
 
-    def __init__(self, dataset, folder):
-        self.folder, self.num_rows = folder, 0
-        folder.mkdir()
+    def __init__(self, dataset):
+        self.num_rows = 0
         self._rows = pl.read_parquet(f"{dataset}/day=*/*.parquet")
 
     def add(self, count):
         for _ in range(count):
             first = self.num_rows % (self._rows.height - FILE_ROWS)
-            part = self.folder / f"{self.num_rows}.tmp"
-            self._rows[first : first + FILE_ROWS].write_parquet(part, row_group_size=100)
-            shutil.move(part, part.with_suffix(".parquet"))
+            self.write(self._rows[first : first + FILE_ROWS])
             self.num_rows += FILE_ROWS
+
+
+class Folder(Arriving):
+    """Files in a folder."""
+
+    def __init__(self, dataset, folder):
+        super().__init__(dataset)
+        self.uri = folder
+        folder.mkdir()
+
+    def write(self, rows):
+        part = self.uri / f"{self.num_rows}.tmp"
+        rows.write_parquet(part, row_group_size=100)
+        shutil.move(part, part.with_suffix(".parquet"))
+
+
+class Topic(Arriving):
+    """Messages of a topic with three partitions."""
+
+    def __init__(self, dataset, cluster):
+        super().__init__(dataset)
+        cluster.create("clicks", 3)
+        self.uri, self._cluster = cluster.uri("clicks"), cluster
+
+    def write(self, rows):
+        messages = rows.write_ndjson().encode().splitlines()
+        for partition in range(3):
+            self._cluster.produce("clicks", partition, messages[partition::3])
+
+
+@pytest.fixture
+def folder(dataset, tmp_path):
+    return Folder(dataset, tmp_path / "in")
+
+
+@pytest.fixture
+def topic(dataset):
+    cluster = KafkaCluster()
+    yield Topic(dataset, cluster)
+    cluster.close()
 
 
 def lines(runs, kind):
@@ -50,8 +88,9 @@ def trained(runs):
     return max((line["trained"] for line in lines(runs, "stream")), default=0)
 
 
-def test_each_record_is_trained_once(start, dataset, memory, tmp_path):
-    arriving, runs = Arriving(dataset, tmp_path / "in"), tmp_path / "runs"
+@pytest.mark.parametrize("kind", ["folder", "topic"])
+def test_each_record_is_trained_once(start, dataset, memory, tmp_path, request, kind):
+    arriving, runs = request.getfixturevalue(kind), tmp_path / "runs"
     environment = {"CPR_RESIDENT_ROOT": str(memory)}
 
     def train(*arguments, ranks=2):
@@ -59,7 +98,7 @@ def test_each_record_is_trained_once(start, dataset, memory, tmp_path):
         return start(*program, ranks=ranks, restarts=3, environment=environment, forks=True)
 
     arriving.add(2)
-    run = train(*settings(dataset, runs, *OPTIONS, f"stream.uri={arriving.folder}"))
+    run = train(*settings(dataset, runs, *OPTIONS, f"stream.uri={arriving.uri}"))
     wait_for(lambda: trained(runs) == arriving.num_rows, run)
     arriving.add(4)
     wait_for(lambda: trained(runs) > 1200, run)

@@ -27,7 +27,7 @@ class Memory:
             name: torch.zeros(capacity, dtype=dtype) for name, dtype in columns_of_rows(admit_after).items()
         }
 
-    def open(self, changes=lambda rows: None):
+    def open(self, **told):
         return DynamicTable(
             "t",
             self.weights,
@@ -36,7 +36,7 @@ class Memory:
             admit_after=self.admit_after,
             seed=SEED,
             initial_range=RANGE,
-            changes=changes,
+            **told,
         )
 
     def ids(self):
@@ -124,7 +124,7 @@ def test_no_id_gets_a_row_before_admission(capacity, admit_after, batches):
 @given(st.integers(1, 20), st.integers(1, 3), BATCHES)
 def test_all_rows_that_change_are_told(capacity, admit_after, batches):
     memory, told = Memory(capacity, admit_after), []
-    table = memory.open(told.append)
+    table = memory.open(changes=told.append)
     for batch in batches:
         before = memory.copy()
         table.train_on(tensor(batch))
