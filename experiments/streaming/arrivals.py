@@ -95,7 +95,7 @@ class _Folder:
 class _Topic:
     """A topic of a broker in this process, that gets messages."""
 
-    every_s = 0.01
+    every_s = 0.05
 
     def __init__(self, rows: pl.DataFrame, folder: Path) -> None:
         from confluent_kafka import Producer  # noqa: PLC0415  # an optional dependency

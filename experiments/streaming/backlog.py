@@ -14,7 +14,7 @@ POINTS: Final = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Backlog:
-    """Growth of the backlog in the second half of a time in which more records arrive than are trained.
+    """Growth of the backlog in a time in which more records arrive than are trained.
 
     ScaDLES (arXiv 2301.08897, section on buffers): after T steps of t seconds with b records each, of the
     records that arrive at S a second, Q(T) = (t * S - b) * T + S wait.
@@ -32,15 +32,13 @@ class Backlog:
     @classmethod
     def of(cls, steps: Sequence[Row], arrivals: Sequence[tuple[float, int]]) -> "Backlog":
         """From lines of the kind `stream`, and times (Unix, s) with the records that had arrived by then."""
-        half = steps[len(steps) // 2 :]
-        numbers, times = (np.array([line[name] for line in half]) for name in ("step", "time"))
+        numbers, times = (np.array([line[name] for line in steps]) for name in ("step", "time"))
         took = numbers[-1] - numbers[0]
-        late = [each for each in arrivals if each[0] >= times[0]]
         return cls(
             step_s=float((times[-1] - times[0]) / took),
-            batch=float((half[-1]["trained"] - half[0]["trained"]) / took),
-            arrivals_per_s=_slope(*zip(*late, strict=True)),
-            growth=_slope(numbers, [line["waiting"] for line in half]),
+            batch=float((steps[-1]["trained"] - steps[0]["trained"]) / took),
+            arrivals_per_s=_slope(*zip(*arrivals, strict=True)),
+            growth=_slope(numbers, [line["waiting"] for line in steps]),
         )
 
     @property

@@ -21,6 +21,13 @@ SLOW: Final = 0.5
 """Arrivals over the speed of training where the lag is measured."""
 FAST: Final = 1.5
 """The same where records have to wait."""
+FEWEST_STEPS: Final = 4
+"""Logged steps of a measurement at least, however slow the machine."""
+MOST_WAITING: Final = 60_000
+"""Records at which a measurement of the backlog ends: a mock cluster drops those that it has no room for."""
+DRAIN_S: Final = 60.0
+"""Time in which records that wait must be trained when no more arrive."""
+FATES: Final = ("trained", "left_out", "bad")
 OLD_S: Final = 3600.0
 """Age of files that are there when a run begins."""
 RECORDING: Final = str(Path(__file__).with_name("recording.toml"))
@@ -109,6 +116,7 @@ class Measuring:
                 run.watch(effort.settled_s)
                 began = time.time()
                 run.watch(effort.lag_s)
+                run.wait_for(lambda: len(_since(run, began)) >= FEWEST_STEPS)
                 steps = _since(run, began)
                 row["lag_s"], row["lag_steps"] = median(each["lag_s"] for each in steps), len(steps)
                 if kind == "kafka":
@@ -134,10 +142,11 @@ class Measuring:
                 arrivals.arrive(BURST * limit, FAST * speed)
                 run.watch(effort.backlog_s)
                 arrived = arrivals.arrive(per_s=0.0)
-                run.watch(effort.settled_s)
+                until = time.monotonic() + DRAIN_S
+                run.wait_for(lambda: time.monotonic() > until or _accounted(run) == arrived)
                 steps = run.lines("stream")
         self._clear()
-        counts = {name: steps[-1][name] for name in ("trained", "left_out", "bad")}
+        counts = {name: steps[-1][name] for name in FATES}
         return {
             "limit": limit,
             "largest": max(each["waiting"] for each in steps),
@@ -207,12 +216,18 @@ class Measuring:
         return row
 
     def _backlog(self, run: Run, arrivals: Arrivals, per_s: float) -> Row:
-        began = time.time()
         arrivals.arrive(per_s=per_s)
-        arrived = list[tuple[float, int]]()
-        while time.time() < began + self.effort.backlog_s:
-            run.watch(0.5)
+        run.watch(self.effort.settled_s)
+        began, arrived = time.time(), list[tuple[float, int]]()
+
+        def is_enough() -> bool:
             arrived.append((time.time(), arrivals.arrive()))
+            steps = _since(run, began)
+            waiting = steps[-1]["waiting"] if steps else 0
+            is_late = time.time() >= began + self.effort.backlog_s or waiting >= MOST_WAITING
+            return is_late and len(steps) >= FEWEST_STEPS
+
+        run.wait_for(is_enough)
         steps = _since(run, began)
         found = Backlog.of(steps, arrived)
         return {**asdict(found), "expected": found.expected, "error": found.error, "curve": curve(steps)}
@@ -231,6 +246,10 @@ class Measuring:
 
 def _stream_settings(uri: str) -> dict[str, object]:
     return {"stream.uri": uri, "stream.rows": "encoded"}
+
+
+def _accounted(run: Run) -> int:
+    return sum(run.lines("stream")[-1][name] for name in FATES)
 
 
 def _since(run: Run, began: float) -> Sequence[Row]:

@@ -37,13 +37,6 @@ def test_a_backlog_that_grows_too_fast_has_an_error():
     assert Backlog.of(steps, ARRIVALS).error == pytest.approx(0.1)
 
 
-def test_only_the_second_half_counts():
-    steps = steps_of(1000)
-    for line in steps[:400]:
-        line["waiting"] = 0
-    assert Backlog.of(steps, ARRIVALS).error == pytest.approx(0, abs=1e-9)
-
-
 def test_a_curve_has_few_points_from_the_first_step_on():
     points = curve(steps_of(1000))
     assert len(points) == POINTS
