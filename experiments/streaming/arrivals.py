@@ -20,6 +20,9 @@ TOPIC: Final = "records"
 PARTITIONS: Final = 4
 """Those of a topic of the mock cluster."""
 CONNECT_S: Final = 10.0
+PROPERTIES: Final = "fetch.wait.max.ms=50"
+"""The mock cluster answers a reader that has read everything only after this time; other brokers answer as
+soon as a message comes."""
 FLUSH_S: Final = 60.0
 ROW_GROUP: Final = 256
 """Rows of a row group, the unit in which ranks share a file."""
@@ -112,7 +115,7 @@ class _Topic:
             }
         )
         broker = self._producer.list_topics(TOPIC, timeout=CONNECT_S).brokers[1]
-        self.uri = f"kafka://{broker.host}:{broker.port}/{TOPIC}"
+        self.uri = f"kafka://{broker.host}:{broker.port}/{TOPIC}?{PROPERTIES}"
         self._num_sent = 0
 
     def add(self, rows: np.ndarray) -> None:
