@@ -15,7 +15,7 @@ from experiments.harness.record import Row
 from experiments.streaming.arrivals import Arrivals
 from experiments.streaming.backlog import Backlog, curve
 from experiments.streaming.records import account, number_records, read_trained
-from experiments.streaming.runs import PATIENCE_S, Run, samples_per_s, training
+from experiments.streaming.runs import Run, samples_per_s, training
 
 SLOW: Final = 0.5
 """Arrivals over the speed of training where the lag is measured."""
@@ -181,7 +181,7 @@ class Measuring:
                 recipe=RECORDING,
                 restarts=2 * effort.kills,
             ) as run:
-                with Killer(nodes=[run.pid], patience_s=PATIENCE_S) as killer:
+                with Killer(nodes=[run.pid], patience_s=DRAIN_S) as killer:
                     for number in range(effort.kills):
                         run.wait_for_records(num_records * (number + 1) // (effort.kills + 1))
                         killer.fire(KillWorker(), seed=number)
