@@ -6,7 +6,7 @@ the position, so that a resumed run leaves out the same records and counts them 
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -80,10 +80,10 @@ POLICIES: Final[Mapping[str, Policy]] = {"newest": keep_newest, "oldest": keep_o
 the limit."""
 
 
-def shares_of(limit: int, kept: Sequence[int]) -> list[int]:
+def shares_of(limit: int, kept: Mapping[str, int]) -> dict[str, int]:
     """Divide a limit among partitions, in proportion to what waits in each; together at most `limit`."""
-    total = sum(kept)
-    return [limit * each // total if total else 0 for each in kept]
+    total = sum(kept.values())
+    return {name: limit * each // total if total else 0 for name, each in kept.items()}
 
 
 def _left_out(stretches: Stretches, waiting: int, limit: int, *, oldest: bool) -> Stretches:

@@ -90,6 +90,12 @@ class _Partition:
         begin = self.ends[unit - 1] if unit else 0
         return Place(self.units[unit], number - begin), self.ends[unit] - begin
 
+    def after(self, place: Place) -> Iterator[tuple[str, int]]:
+        """Units from a place on, with the records that are left of them."""
+        begin = self.before(place)
+        for unit in range(bisect_right(self.ends, begin), len(self.units)):
+            yield self.units[unit], self.ends[unit] - max(begin, self.ends[unit - 1] if unit else 0)
+
     @property
     def num_records(self) -> int:
         return self.ends[-1] if self.ends else 0
@@ -108,6 +114,10 @@ class FolderStream:
         dataset: its URI.
         is_encoded: as for `RecordReader`.
         now: the time in seconds.
+
+    Raises:
+        ValueError: there is a file instead of a folder, or records are raw and the data set does not say how
+            they are encoded.
     """
 
     def __init__(
@@ -120,6 +130,8 @@ class FolderStream:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._folder, self._now = Location.of(uri).absolute(), now
+        if self._folder.local is not None and self._folder.local.is_file():
+            raise ValueError(f"{uri} is a file: name the folder in which files arrive")
         self._records = RecordReader(dataset, manifest, is_encoded)
         self._is_criteo = manifest.provenance.get("maker") == PREPARE and not is_encoded
         self.partitions = tuple(f"{number:02d}" for number in range(NUM_PARTITIONS))
@@ -127,7 +139,10 @@ class FolderStream:
         self._by_name = {name: _Partition() for name in self.partitions}
         self._known: set[tuple[str, int]] = set()
         self._formats: dict[str, str] = {}
+        self._added: set[str] = set()
         self._listed_s = self._warned_s = -np.inf
+        self.is_quiet = False
+        self._late = dict.fromkeys(self.partitions, 0)
         self._is_first = True
         self._failing: tuple[str, float] | None = None
         self._table: tuple[str, pa.Table] | None = None
@@ -156,12 +171,29 @@ class FolderStream:
             checked, end = Checked(rows=None, records=np.empty(0, np.int64), bad=left), size
         self._failing = None
         arrived_s = int(place.unit.partition(" ")[0]) / 1e9
-        return Fetched(partition=name, begin=place, end=end, checked=checked, arrived_s=arrived_s)
+        late, self._late[name] = self._late[name], 0
+        return Fetched(
+            partition=name, begin=place, end=end, checked=checked, arrived_s=arrived_s, passed_over=late
+        )
 
     def waiting(self, partition: str, place: Place) -> int:
         """Records from `place` on that have come."""
+        self._list()
         of = self._by_name[partition]
         return of.num_records - of.before(place)
+
+    def shares(self, places: Mapping[str, Place], limit: int, *, newest: bool) -> dict[str, int]:
+        """By the times of files; see `StreamSource.shares`."""
+        left = [
+            (unit, count, name)
+            for name, place in places.items()
+            for unit, count in self._by_name[name].after(place)
+        ]
+        found = dict.fromkeys(places, 0)
+        for _, count, name in sorted(left, reverse=newest):
+            found[name] += min(count, limit)
+            limit -= min(count, limit)
+        return found
 
     def skip(self, partition: str, place: Place, count: int) -> tuple[Place, int]:
         """The place after the next records; see `StreamSource.skip`."""
@@ -181,47 +213,67 @@ class FolderStream:
         """Find new files."""
         if time.monotonic() - self._listed_s < LIST_EVERY_S:
             return
-        self._listed_s = time.monotonic()
-        selector = fs.FileSelector(self._folder.path, allow_not_found=True, recursive=True)
+        selector = fs.FileSelector(self._folder.path, recursive=True)
+        self.is_quiet = False
         try:
             infos = self._folder.filesystem.get_file_info(selector)
         except OSError as error:
+            self._listed_s = time.monotonic()
             if time.monotonic() - self._warned_s >= PATIENCE_S:
                 self._warned_s = time.monotonic()
-                logger.warning("%s cannot be listed, and is tried again: %s", self._folder, error)
+                is_absent = isinstance(error, FileNotFoundError)
+                problem = "is not there yet" if is_absent else f"cannot be listed ({error})"
+                logger.warning("%s %s: looking again every second", self._folder, problem)
             return
         start = len(self._folder.path.rstrip("/")) + 1
         files = [(info.mtime_ns, info.path[start:]) for info in infos if info.is_file]
+        is_quiet = True
         for written_ns, path in sorted(files):
-            is_settled = written_ns / 1e9 <= self._now() - SETTLE_S
-            if is_settled and (path, written_ns) not in self._known and not _is_passed_over(path):
-                try:
-                    self._add(path, written_ns)
-                except OSError as error:
-                    if self._now() - written_ns / 1e9 < PATIENCE_S:
-                        continue  # perhaps a store that cannot be reached for a moment
-                    logger.error("%s/%s cannot be read, and is left out: %s", self._folder, path, error)
-                except (pa.ArrowException, ValueError, pl.exceptions.PolarsError) as error:
-                    logger.error("%s/%s is left out: %s", self._folder, path, error)
-                self._known.add((path, written_ns))
-        self._is_first = False
+            if (path, written_ns) in self._known or _is_passed_over(path):
+                continue
+            if written_ns / 1e9 > self._now() - SETTLE_S:
+                is_quiet = False
+                continue
+            try:
+                self._add(path, written_ns)
+            except OSError as error:
+                if self._now() - written_ns / 1e9 < PATIENCE_S:
+                    is_quiet = False
+                    continue  # perhaps a store that cannot be reached for a moment
+                logger.error("%s/%s cannot be read, and is left out: %s", self._folder, path, error)
+            except (pa.ArrowException, ValueError, pl.exceptions.PolarsError) as error:
+                logger.error("%s/%s is left out: %s", self._folder, path, error)
+            self._known.add((path, written_ns))
+        self._is_first, self.is_quiet = False, is_quiet
+        self._listed_s = time.monotonic()
 
     def _add(self, path: str, written_ns: int) -> None:
         """Add a file's units to their partitions."""
         place = self._folder / path
-        first = zlib.crc32(path.encode())
+        if path in self._added:
+            logger.warning(
+                "%s has changed since it was found: all its records count as new. Write files under a name "
+                "that ends in .tmp, and rename them when they are whole",
+                place,
+            )
+        first, late = zlib.crc32(path.encode()), 0
         for number, (group, begin, num_records) in enumerate(self._pieces(place, path)):
             unit = f"{written_ns:020d} {path}#{group:06d}+{begin:012d}"
-            partition = self._by_name[self.partitions[(first + number) % NUM_PARTITIONS]]
+            name = self.partitions[(first + number) % NUM_PARTITIONS]
+            partition = self._by_name[name]
             if not self._is_first and unit < partition.reached:
-                logger.warning(
-                    "%s is not trained: it was written before files that were trained already; to have it "
-                    "trained, give it the present time (`touch`)",
-                    place,
-                )
-                return
-            if num_records:
+                self._late[name] += num_records
+                late += num_records
+            elif num_records:
                 partition.add(unit, num_records)
+                self._added.add(path)
+        if late:
+            logger.warning(
+                "%s: %s records are not trained, as the file is older than others that were read already; to "
+                "have them trained, give it the present time (`touch`)",
+                place,
+                f"{late:,}",
+            )
 
     def _pieces(self, place: Location, path: str) -> Iterator[tuple[int, int, int]]:
         """Row group, first row in it, and number of records of each unit of a file."""

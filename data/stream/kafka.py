@@ -24,6 +24,7 @@ from confluent_kafka import (
 )
 
 from data.dataset import DatasetManifest
+from data.stream.backlog import shares_of
 from data.stream.messages import MessageReader
 from data.stream.source import Fetched, Place
 from data.stream.topic import FIXED, TopicAddress
@@ -105,6 +106,7 @@ class KafkaStream:
         self._reader = MessageReader(dataset, manifest, f"topic {self._address.topic}", is_encoded=is_encoded)
         self._newest_error = ""
         self._refreshed_s = self._warned_s = -np.inf
+        self.is_quiet = False
         self._assigned: Collection[str] = ()
         self._consumer = self._connect()
         try:
@@ -155,6 +157,10 @@ class KafkaStream:
         if place.record == of.asked and not of.messages and of.reached >= of.high:
             return 0  # nothing but marks of transactions
         return max(0, of.end - max(place.record, of.low))
+
+    def shares(self, places: Mapping[str, Place], limit: int, *, newest: bool) -> dict[str, int]:
+        """In proportion to what waits, as only reading tells times; see `StreamSource.shares`."""
+        return shares_of(limit, {name: self.waiting(name, place) for name, place in places.items()})
 
     def skip(self, partition: str, place: Place, count: int) -> tuple[Place, int]:
         """The place after the next offsets; see `StreamSource.skip`."""
@@ -218,6 +224,7 @@ class KafkaStream:
                     each.offset = of_all
                 answers.append(self._consumer.offsets_for_times(of, timeout=REFRESH_S))
         except KafkaException as error:
+            self.is_quiet = False
             self._warn(error.args[0])
             return False
         finally:
@@ -229,6 +236,7 @@ class KafkaStream:
             else:
                 partition = self._by_number[low.partition]
                 partition.low, partition.high = low.offset, high.offset
+        self.is_quiet = not errors
         if errors:
             self._warn(errors[0])
         else:

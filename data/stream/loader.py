@@ -187,13 +187,14 @@ class StreamLoader:
 
     @property
     def figures(self) -> StreamFigures | None:
-        """How the stream was doing before the newest batch; None before the first."""
-        if self._last is None:
+        """How the stream was doing before the newest batch, or is at its end; None before both."""
+        last = self._last
+        if last is None and not self._is_over:
             return None
         states = self._states.values()
         return StreamFigures(
-            waiting=self._last.waiting,
-            lag_s=self._last.lag_s,
+            waiting=0 if last is None or self._is_over else last.waiting,
+            lag_s=0.0 if last is None or self._is_over else last.lag_s,
             trained=sum(each.trained for each in states),
             left_out=sum(each.left_out for each in states),
             bad=sum(each.bad for each in states),
@@ -261,11 +262,13 @@ class StreamLoader:
         decision = decide(offers, self._rules)
         self._limits = limits(offers, self._rules.global_batch)
         self._is_over = decision == "end"
-        if decision != "train":
-            return False
         states: dict[str, PartitionState] = {}
         for offer in offers:
             states |= offer.states
+        if self._is_over:  # also what was left out after the last record
+            self._states |= states
+        if decision != "train":
+            return False
         self._agreed.append(
             _Agreed(
                 batch=self._batch(self._reader.take(offers[self._rank].size)),

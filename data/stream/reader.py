@@ -99,8 +99,9 @@ class PartitionReader:
         self._chunks: deque[_Chunk] = deque()
         # each of these is written by one thread, and deques are safe: no lock that a signal could find taken
         self._num_read = self._num_taken = self._unread = 0
-        self._newest_s = time.monotonic()
-        self._records, self._bad = 0, Counter[str]()
+        self._quiet_since_s: float | None = None
+        self._idle_s = 0.0
+        self._bad = Counter[str]()
         self._has_room = threading.Event()
         self._background = Background("stream-reader")
         self._running: Future[None] | None = None
@@ -127,12 +128,14 @@ class PartitionReader:
             num = min(left, chunk.num_left)
             left -= num
             states[chunk.fetched.partition] = chunk.state_after(chunk.taken + num)
-        buffered = self._num_read - self._num_taken
+        all_states = dict(self._states)
+        if self._idle_s and not self._chunks:  # checked in this order: the thread ends its idleness first
+            states = all_states  # with what was left out after the last record
         return Offer(
             size=limit - left,
-            waiting=buffered + self._unread,
+            waiting=self._num_read - self._num_taken + self._unread,
             waited_s=now - first.read_s if first else 0.0,
-            idle_s=now - self._newest_s,
+            idle_s=self._idle_s,
             lag_s=max(0.0, time.time() - first.fetched.arrived_s) if first else 0.0,
             states=states,
         )
@@ -174,14 +177,15 @@ class PartitionReader:
         places = {name: state.place for name, state in self._states.items()}
         fetched = self._source.fetch(places, self._config.chunk)
         if fetched is None:
+            self._note_quiet()
             return False
-        self._judge(fetched)
+        self._quiet_since_s, self._idle_s = None, 0.0
         state, begin = self._states[fetched.partition], fetched.begin
         if begin.unit == state.place.unit and begin > state.place:  # those between were deleted there
             gone = begin.record - state.place.record
             left = after(state.stretches, gone)
             state = replace(state, left_out=state.left_out + gone, stretches=left)
-        state = replace(state, place=begin)
+        state = replace(state, place=begin, left_out=state.left_out + fetched.passed_over)
         key = f"{self._config.seed} {fetched.partition}"
         is_kept = chosen(state.stretches, begin, fetched.end - begin.record, key)
         kept = np.flatnonzero(is_kept[fetched.checked.records - begin.record])
@@ -190,8 +194,17 @@ class PartitionReader:
         if len(kept):  # else what it leaves out is part of the state before the next chunk
             self._chunks.append(chunk)
             self._num_read += len(kept)
-        self._newest_s = time.monotonic()
+        self._judge(fetched)
         return True
+
+    def _note_quiet(self) -> None:
+        """Count how long looks at the stream, each of which may take long, have shown nothing."""
+        if not self._source.is_quiet:
+            self._quiet_since_s, self._idle_s = None, 0.0
+            return
+        now = time.monotonic()
+        self._quiet_since_s = self._quiet_since_s or now
+        self._idle_s = now - self._quiet_since_s
 
     def _skip(self, partition: str) -> None:
         """Skip records of which none is trained without reading them."""
@@ -209,16 +222,19 @@ class PartitionReader:
         kept = {name: num_kept(self._states[name].stretches, each) for name, each in waiting.items()}
         limit = self._config.backlog
         if limit and sum(kept.values()) > limit:
-            policy = POLICIES[self._config.policy]
-            shares = shares_of(int(limit * ROOM), list(kept.values()))
-            for (name, state), share in zip(self._states.items(), shares, strict=True):
-                self._states[name] = replace(state, stretches=policy(state.stretches, waiting[name], share))
-                kept[name] = num_kept(self._states[name].stretches, waiting[name])
+            policy, room = POLICIES[self._config.policy], int(limit * ROOM)
+            shares: Mapping[str, int] = shares_of(room, kept)
+            if self._config.policy != "sample":
+                places = {name: state.place for name, state in self._states.items()}
+                shares = self._source.shares(places, room, newest=self._config.policy == "newest")
+            for name, state in self._states.items():
+                left = policy(state.stretches, waiting[name], shares[name])
+                self._states[name] = replace(state, stretches=left)
+                kept[name] = num_kept(left, waiting[name])
         self._unread = sum(kept.values())
 
     def _judge(self, fetched: Fetched) -> None:
-        """Log bad records, and refuse a stream that has too many."""
-        self._records += fetched.end - fetched.begin.record
+        """Log bad records, and refuse a stream that has had too many, also before a restart."""
         for record, reason in fetched.checked.bad.items():
             self._bad[reason] += 1
             if str(self._bad[reason]).strip("0") == "1":  # the first, the tenth, the hundredth...
@@ -231,11 +247,12 @@ class PartitionReader:
                     self._bad[reason],
                     reason,
                 )
-        num_bad = sum(self._bad.values())
-        if self._records >= JUDGED and num_bad > BAD_SHARE * self._records:
-            reason, _ = self._bad.most_common(1)[0]
+        num_bad = sum(each.bad for each in self._states.values())
+        num_records = num_bad + sum(each.trained for each in self._states.values())
+        if num_records >= JUDGED and num_bad > BAD_SHARE * num_records:
+            reason = self._bad.most_common(1)[0][0] if self._bad else "see the log of earlier starts"
             raise ValueError(
-                f"{num_bad:,} of the first {self._records:,} records cannot be trained, most of them for "
+                f"{num_bad:,} of the first {num_records:,} records cannot be trained, most of them for "
                 f"this reason: {reason}. Is this the stream that the data set of data.uri describes? Correct "
                 "one of both, and resume the run"
             )

@@ -50,6 +50,7 @@ class Fetched:
         end: number of the record after the last, in the same unit.
         checked: what became of them.
         arrived_s: when the first of them arrived, in seconds of Unix time.
+        passed_over: records of the partition that came too late to be read.
     """
 
     partition: str
@@ -57,6 +58,7 @@ class Fetched:
     end: int
     checked: Checked
     arrived_s: float
+    passed_over: int = 0
 
 
 class StreamSource(Protocol):
@@ -72,6 +74,11 @@ class StreamSource(Protocol):
         """Names of all partitions, the same on all ranks while they train."""
         ...
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the newest look at the stream has succeeded, and shown nothing that is about to come."""
+        ...
+
     def fetch(self, places: Mapping[str, Place], at_most: int) -> Fetched | None:
         """Read about `at_most` of the oldest records of some partitions, each from its place on.
 
@@ -84,6 +91,10 @@ class StreamSource(Protocol):
 
     def waiting(self, partition: str, place: Place) -> int:
         """Records from `place` on that have come."""
+        ...
+
+    def shares(self, places: Mapping[str, Place], limit: int, *, newest: bool) -> Mapping[str, int]:
+        """How many waiting records of each partition are among the newest, or oldest, `limit` of all."""
         ...
 
     def skip(self, partition: str, place: Place, count: int) -> tuple[Place, int]:

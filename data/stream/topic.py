@@ -43,7 +43,9 @@ class TopicAddress(NamedTuple):
         """
         parts = urlsplit(uri)
         topic = _TOPIC.fullmatch(parts.path)
-        if not topic or not all(map(_BROKER.fullmatch, parts.netloc.split(","))):
+        brokers = parts.netloc.split(",")
+        is_right = all(_BROKER.fullmatch(each) and int(each.rpartition(":")[2]) < 1 << 16 for each in brokers)
+        if not topic or not is_right:
             raise ValueError(
                 f"a topic of Kafka is given as {_FORM}; user and password are the properties sasl.username "
                 "and sasl.password"

@@ -604,8 +604,8 @@ class TrainConfig:
     which gradients are computed, from `velocity` or from the last change of the `weights`; or both."""
     batching: Literal["even", "dynamic"] = "even"
     """Samples of each rank in a step: as many on all (`even`); or by the measured speed of each (`dynamic`),
-    from one step to the next, for workers that are not equally fast. Both together train the same global
-    batches, and the result of a step is that of one process but for rounding."""
+    which is followed during training, for workers that are not equally fast. Both together train the same
+    global batches, and the result of a step is that of one process but for rounding."""
     log_every_steps: int = 100
     """Steps between lines of metrics."""
     progressive_steps: int = 0

@@ -55,6 +55,7 @@ def check_stream(config: "Config") -> None:
     train = config.train
     reasons = {
         "data.train_days": (bool(config.data.train_days), "are days of data.uri, which are not trained"),
+        "data.order": (config.data.order == "seldp", "is about data that is there from the start"),
         "train.epochs": (train.epochs > 1, "are passes over data, of which there is one"),
         "train.evaluate_every_epochs": (train.evaluate_every_epochs > 0, "counts passes over data"),
         "train.batching": (train.batching == "dynamic", "sizes batches by speed, not by what has come"),

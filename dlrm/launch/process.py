@@ -50,7 +50,8 @@ def quiet_libraries() -> None:
     for package in ("dlrm", "data", "cpr"):
         logging.getLogger(package).setLevel(logging.INFO if first else logging.ERROR)
     # each rank has a mirror of its own, of whose trouble no other one knows
-    logging.getLogger("cpr.mirror").setLevel(logging.NOTSET if first else logging.WARNING)
+    for of_each_rank in ("cpr.mirror", "data.stream"):
+        logging.getLogger(of_each_rank).setLevel(logging.NOTSET if first else logging.WARNING)
     # libraries warn about choices that this project makes on purpose; TorchRec's planner uses the root logger
     logging.getLogger().addFilter(_is_no_planner_warning)
     for library in ("torchrec", "torch.fx"):

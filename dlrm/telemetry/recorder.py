@@ -67,7 +67,7 @@ class Recorder:
         *,
         step: int,
         samples: int,
-        loss: torch.Tensor | None,
+        loss: torch.Tensor,
         logits: torch.Tensor | None,
         labels: torch.Tensor,
         learning_rates: Mapping[str, float],
@@ -77,9 +77,9 @@ class Recorder:
         Args:
             step: steps done so far.
             samples: samples done so far, over all ranks.
-            loss: mean loss of this rank's batch, a scalar; not waited for. None if no sample came to it.
-            logits: of this rank's batch, `[B]`; None if the model has none.
-            labels: of this rank's batch, 0 or 1, `[B]`.
+            loss: mean loss of this rank's batch, or of all where sizes differ, a scalar; not waited for.
+            logits: of this rank's batch, `[B]`, of a stream perhaps `[0]`; None if the model has none.
+            labels: of this rank's batch, 0 or 1, of the same shape.
             learning_rates: the current ones by name.
         """
         self._steps, self._samples = step, samples
@@ -221,6 +221,7 @@ class Telemetry(Recorder):
         self._exchange: ExchangeFigures | None = None
         self._exchanges: list[ExchangeFigures] = []
         self._mirror: MirrorFigures | None = None
+        self._stream: StreamFigures | None = None
         self._started = self._stepped = self._logged = monotonic()
         self._evaluation_s = 0.0
         self._lap_seconds: dict[str, float] = {}
@@ -246,18 +247,17 @@ class Telemetry(Recorder):
         *,
         step: int,
         samples: int,
-        loss: torch.Tensor | None,
+        loss: torch.Tensor,
         logits: torch.Tensor | None,
         labels: torch.Tensor,
         learning_rates: Mapping[str, float],
     ) -> None:
         """Record a training step, and log every `log_every_steps` steps."""
-        if loss is not None:
-            self._has_logits = logits is not None
-            if logits is not None:
-                self._running_auc.update(logits, labels)
-            self._loss_sum += loss.detach()
-            self._loss_steps += 1
+        self._has_logits = logits is not None
+        if logits is not None and labels.numel():
+            self._running_auc.update(logits, labels)
+        self._loss_sum += loss.detach()
+        self._loss_steps += 1
         self._lap_steps += 1
         self._steps, self._samples = step, samples
         self._stepped = monotonic()
@@ -275,7 +275,8 @@ class Telemetry(Recorder):
         self._write("batch_sizes", step, {f"rank_{rank}": size for rank, size in enumerate(sizes)})
 
     def streamed(self, step: int, figures: StreamFigures) -> None:
-        """Write a line with the figures."""
+        """Write a line with the figures, of which the last are part of the report."""
+        self._stream = figures
         self._write("stream", step, asdict(figures))
 
     def progressive(self, step: int, samples: int, values: MetricValues) -> None:
@@ -371,6 +372,7 @@ class Telemetry(Recorder):
             failures=failures,
             exchange=exchange_report(self._exchanges, losses),
             best=best,
+            stream=self._stream,
         )
         if self._samples == self._first_sample and (self._folder / REPORT_NAME).exists():
             logger.info("the run had ended before: %s stays as it is", self._folder / REPORT_NAME)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from cpr.humanize import align_columns
 from cpr.mirror.config import MirrorFigures
 from cpr.recovery.run.report import PHASES
+from data.stream.loader import StreamFigures
 from dlrm.comm.feedback import LostResiduals
 from dlrm.comm.stats import ExchangeFigures
 from dlrm.metrics import MetricValues, SampleMean
@@ -124,6 +125,8 @@ class Report:
     """None with one rank, or after too few steps."""
     best: BestReport | None = None
     """None without `train.keep_best`."""
+    stream: StreamFigures | None = None
+    """None if no samples streamed in."""
 
 
 def format_report(report: Report) -> str:
@@ -134,12 +137,20 @@ def format_report(report: Report) -> str:
         ("training samples/s", f"{report.samples_per_s:,.0f}"),
         ("steps", f"{report.steps:,}"),
         ("training samples", f"{report.samples:,}"),
+        *_stream_rows(report.stream),
         ("time", _duration(report.seconds)),
         *_exchange_rows(report.exchange),
         *_failure_rows(report.failures),
         ("run folder", report.run_folder),
     ]
     return "\n".join(align_columns(rows, left=(0, 1)))
+
+
+def _stream_rows(stream: StreamFigures | None) -> list[tuple[str, str]]:
+    if stream is None:
+        return []
+    counts = {"left out": stream.left_out, "bad": stream.bad, "still waiting": stream.waiting}
+    return [("records of the stream", ", ".join(f"{each:,} {name}" for name, each in counts.items()))]
 
 
 def write_report(folder: Path, report: Report) -> None:

@@ -90,6 +90,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._progressive = ClickMetrics(self.device)
+        self._mean_loss = 0.0
+        """Mean over ranks of the weighted losses of a step; on a GPU of the step before."""
 
     def train(self) -> None:
         """Run to the end.
@@ -207,17 +209,22 @@ class Trainer:
                     self.session.note_skipped()
                 else:
                     self._train_on(batch)
-                    if stream is not None and stream.figures and self._is_logged(self.steps_done):
-                        self.telemetry.streamed(self.steps_done, stream.figures)
+                    if self._is_logged(self.steps_done):
+                        self._record_stream()
                 if evaluated_at != self.steps_done and self._should_evaluate():
                     self._evaluate()
                     evaluated_at = self.steps_done
                 self._begin_measuring()
                 if not self.should_continue():
                     break
+        self._record_stream()
         self._save_end()
         if evaluated_at != self.steps_done:
             self._evaluate()
+
+    def _record_stream(self) -> None:
+        if isinstance(self.loader, StreamLoader) and (figures := self.loader.figures) is not None:
+            self.telemetry.streamed(self.steps_done, figures)
 
     def _should_evaluate(self) -> bool:
         """Whether an evaluation is due; at the end of training no, because the end is saved first."""
@@ -291,13 +298,17 @@ class Trainer:
         num_samples = self.loader.step_samples
         self.samples_done += num_samples
         self._validate(batch, logits)
-        own_loss = loss if batch.weight == 1 else loss / batch.weight if batch.weight else None
+        if self.batching is not None or isinstance(self.loader, StreamLoader):
+            # of rank 0 alone it would be that of few samples, or of none
+            full_step = self.loader.config.batch_size * dist.get_world_size()
+            loss = loss.new_full((), self._mean_loss * full_step / num_samples)
+        real = slice(batch.num_valid)
         self.telemetry.step(
             step=self.steps_done,
             samples=self.samples_done,
-            loss=own_loss,
-            logits=logits,
-            labels=batch.labels,
+            loss=loss,
+            logits=None if logits is None else logits[real],
+            labels=batch.labels[real],
             learning_rates=self.optimizers.learning_rates,
         )
         if self.scaling is not None and self._is_logged(self.steps_done):
@@ -345,8 +356,8 @@ class Trainer:
         """
         if found is None:
             return [0.0, 0.0]
-        (mean_loss, mean_finite_check, *others), checked = found
-        if not isfinite(mean_loss + mean_finite_check):
+        (self._mean_loss, mean_finite_check, *others), checked = found
+        if not isfinite(self._mean_loss + mean_finite_check):
             self._raise_diverged(checked, begun)
         return others
 

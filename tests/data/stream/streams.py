@@ -6,6 +6,7 @@ import numpy as np
 
 from data.dataset import DatasetManifest, Feature
 from data.loader.columns import Column, Rows
+from data.stream.backlog import shares_of
 from data.stream.source import Checked, Fetched, Place
 
 MANIFEST = DatasetManifest(features=(Feature(name="item", rows=1 << 40),), parts=(), dense=("price",))
@@ -61,6 +62,11 @@ class MemoryStream:
 
     def waiting(self, partition: str, place: Place) -> int:
         return self.lengths[partition] - self.number(place)
+
+    is_quiet = True
+
+    def shares(self, places: Mapping[str, Place], limit: int, *, newest: bool) -> dict[str, int]:
+        return shares_of(limit, {name: self.waiting(name, place) for name, place in places.items()})
 
     def skip(self, partition: str, place: Place, count: int) -> tuple[Place, int]:
         begin = self.number(place)

@@ -120,11 +120,73 @@ def test_a_file_from_before_those_that_were_read_is_told(tmp_path, clock, caplog
     clock.now_s += 2
     with caplog.at_level(logging.WARNING):
         assert drain(stream, places) == ([], {})
-    assert "two.parquet is not trained" in caplog.text
+    assert "two.parquet: 10 records are not trained" in caplog.text
     assert "touch" in caplog.text
     os.utime(late, (clock.now_s, clock.now_s))
     clock.now_s += SETTLE_S + 1
     assert drain(stream, places) == (list(range(300_000, 300_010)), {}), "what the message says to do"
+    assert "has changed" not in caplog.text
+
+
+def test_records_that_came_too_late_are_counted_with_the_next_one(tmp_path, clock):
+    stream, places = open_folder(tmp_path, clock)
+    write(tmp_path / "one.parquet", range(300_000), age_s=100)
+    drain(stream, places)
+    write(tmp_path / "two.parquet", range(100), age_s=200)
+    clock.now_s += 2
+    drain(stream, places)
+    write(tmp_path / "three.parquet", range(300_000), age_s=50)
+    clock.now_s += 2
+    late = 0
+    while (fetched := stream.fetch(places, 5000)) is not None:
+        places[fetched.partition] = Place(fetched.begin.unit, fetched.end)
+        late += fetched.passed_over
+    assert late == 100
+
+
+def test_a_file_that_grows_after_it_was_read_is_told(tmp_path, clock, caplog):
+    write(tmp_path / "one.parquet", range(10))
+    stream, places = open_folder(tmp_path, clock)
+    drain(stream, places)
+    write(tmp_path / "one.parquet", range(20), age_s=50)
+    clock.now_s += 2
+    assert drain(stream, places) == (list(range(20)), {})
+    assert "one.parquet has changed since it was found: all its records count as new" in caplog.text
+
+
+def test_the_newest_and_the_oldest_files_of_all_partitions(tmp_path, clock):
+    for number in range(20):
+        write(
+            tmp_path / f"{number}.parquet", range(100 * number, 100 * number + 100), age_s=5000 - 100 * number
+        )
+    for newest in (True, False):
+        stream, places = open_folder(tmp_path, clock)
+        waiting = {name: stream.waiting(name, place) for name, place in places.items()}
+        shares = stream.shares(places, 250, newest=newest)
+        assert sum(shares.values()) == 250
+        for name, place in places.items():
+            skipped = waiting[name] - shares[name] if newest else 0
+            places[name], _ = stream.skip(name, place, skipped)
+        ids, _ = drain(stream, places)
+        if newest:
+            assert sorted(ids) == list(range(1750, 2000))
+
+
+def test_when_a_folder_is_quiet(tmp_path, clock, caplog):
+    stream, places = open_folder(tmp_path / "in", clock)
+    assert stream.fetch(places, 10) is None
+    assert not stream.is_quiet, "it is not there"
+    assert "is not there yet: looking again" in caplog.text
+    path = write(tmp_path / "in" / "1.parquet", range(10))
+    os.utime(path, (clock.now_s, clock.now_s))
+    clock.now_s += 2
+    assert stream.fetch(places, 10) is None
+    assert not stream.is_quiet, "a file is about to be read"
+    clock.now_s += 2
+    drain(stream, places)
+    assert stream.is_quiet
+    with pytest.raises(ValueError, match=r"is a file: name the folder"):
+        open_folder(path, clock)
 
 
 def test_bad_rows_and_bad_files(tmp_path, clock, caplog):

@@ -1,6 +1,7 @@
 """Batches of a stream on several ranks, each in a thread: weights, positions, the end, and what waits."""
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 
@@ -203,6 +204,69 @@ def test_a_stop_while_nothing_comes():
 
     ranks.run(work)
     assert calls.count(0) == calls.count(1) == 3
+
+
+class Slow(MemoryStream):
+    """Shows its records only after a look that takes longer than `end_after_s`."""
+
+    is_quiet = False
+
+    def fetch(self, places, at_most):
+        if not self.is_quiet:
+            time.sleep(0.6)
+            self.is_quiet = True
+            for name in self.partitions:
+                self.arrive(name, 50)
+        return super().fetch(places, at_most)
+
+    def waiting(self, partition, place):
+        return super().waiting(partition, place) if self.is_quiet else 0
+
+
+def test_a_stream_does_not_end_before_a_look_at_it_has_succeeded():
+    batches, _, _, over = train_all(Slow(2), 1, end_after_s=0.2)
+    assert sum(len(ids_of(batch)) for batch in batches[0]) == 100
+    assert over == 1
+
+    class Away(MemoryStream):
+        is_quiet = False
+
+    stream, ranks = Away(1), Ranks(1)
+    with closing(open_loader(stream, ranks, 0, end_after_s=0.1)) as loader:
+        began = time.monotonic()
+
+        def stop() -> None:
+            if time.monotonic() > began + 1:
+                raise TimeoutError
+
+        loader.while_waiting = stop
+        with pytest.raises(TimeoutError):
+            next(iter(loader))
+
+
+def test_the_counts_at_the_end_have_all_records():
+    stream = full(2, 100)
+    stream.bad = {stream.id_of("p0", number) for number in (3, 97, 98, 99)}
+    ranks = Ranks(2)
+
+    def work(rank: int):
+        with closing(open_loader(stream, ranks, rank)) as loader:
+            for _ in loader:
+                pass
+            return loader.figures
+
+    first, second = ranks.run(work)
+    assert first == second
+    assert (first.trained, first.bad, first.left_out, first.waiting) == (196, 4, 0, 0)
+
+
+def test_too_many_bad_records_end_a_run_that_goes_on_too():
+    stream = full(1, 5000)
+    stream.bad = set(range(0, 3000, 5))
+    state = StreamLoader.state_dict(open_loader(stream, Ranks(1), 0))
+    state["partitions"] = {"p0": ["000000", 1000, [], 800, 0, 200]}
+    with pytest.raises(ValueError, match="of the first"):
+        train_all(stream, 1, state=state, steps=50)
 
 
 def test_too_many_bad_records_end_the_run():
