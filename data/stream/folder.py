@@ -171,10 +171,7 @@ class FolderStream:
             checked, end = Checked(rows=None, records=np.empty(0, np.int64), bad=left), size
         self._failing = None
         arrived_s = int(place.unit.partition(" ")[0]) / 1e9
-        late, self._late[name] = self._late[name], 0
-        return Fetched(
-            partition=name, begin=place, end=end, checked=checked, arrived_s=arrived_s, passed_over=late
-        )
+        return Fetched(partition=name, begin=place, end=end, checked=checked, arrived_s=arrived_s)
 
     def waiting(self, partition: str, place: Place) -> int:
         """Records from `place` on that have come."""
@@ -204,6 +201,11 @@ class FolderStream:
             return place, 0
         last, _ = of.at(end - 1)
         return Place(last.unit, last.record + 1), end - begin
+
+    def passed_over(self, partition: str) -> int:
+        """Records of files that are older than others that were read; see `StreamSource.passed_over`."""
+        late, self._late[partition] = self._late[partition], 0
+        return late
 
     def close(self) -> None:
         """Close the file that is being read."""

@@ -172,7 +172,9 @@ class PartitionReader:
         self._count_unread()
         if self._num_read - self._num_taken >= self._config.ahead:
             return False
-        for partition in self._states:
+        for partition, state in self._states.items():
+            if late := self._source.passed_over(partition):
+                self._states[partition] = replace(state, left_out=state.left_out + late)
             self._skip(partition)
         places = {name: state.place for name, state in self._states.items()}
         fetched = self._source.fetch(places, self._config.chunk)
@@ -185,7 +187,7 @@ class PartitionReader:
             gone = begin.record - state.place.record
             left = after(state.stretches, gone)
             state = replace(state, left_out=state.left_out + gone, stretches=left)
-        state = replace(state, place=begin, left_out=state.left_out + fetched.passed_over)
+        state = replace(state, place=begin)
         key = f"{self._config.seed} {fetched.partition}"
         is_kept = chosen(state.stretches, begin, fetched.end - begin.record, key)
         kept = np.flatnonzero(is_kept[fetched.checked.records - begin.record])

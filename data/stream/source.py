@@ -50,7 +50,6 @@ class Fetched:
         end: number of the record after the last, in the same unit.
         checked: what became of them.
         arrived_s: when the first of them arrived, in seconds of Unix time.
-        passed_over: records of the partition that came too late to be read.
     """
 
     partition: str
@@ -58,7 +57,6 @@ class Fetched:
     end: int
     checked: Checked
     arrived_s: float
-    passed_over: int = 0
 
 
 class StreamSource(Protocol):
@@ -99,6 +97,10 @@ class StreamSource(Protocol):
 
     def skip(self, partition: str, place: Place, count: int) -> tuple[Place, int]:
         """The place after the next `count` records, or after all that have come, and how many these are."""
+        ...
+
+    def passed_over(self, partition: str) -> int:
+        """Records that came too late to be read, since the last call."""
         ...
 
     def close(self) -> None:

@@ -73,6 +73,9 @@ class MemoryStream:
         end = min(begin + count, self.lengths[partition])
         return (self.place(end) if end > begin else place), end - begin
 
+    def passed_over(self, partition: str) -> int:
+        return 0
+
     def close(self) -> None:
         self.closed = True
 
