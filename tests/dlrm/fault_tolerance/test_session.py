@@ -72,8 +72,8 @@ def test_leaving_later_warns_of_unsaved_steps(resume, said, caplog):
     session = open_session(Saved(40), resume)
     with caplog.at_level(logging.WARNING, "dlrm"):
         session.restore()
-        session.step()
-        session.step()
+        session.step(8)
+        session.step(8)
         session.close()
     assert [record.message for record in caplog.records] == [said]
 
@@ -89,7 +89,7 @@ def train(config: CheckpointConfig, steps: int) -> None:
     session = Checkpoints(Full(None), config, False, lambda checkpointer: None)
     session.restore()
     for _ in range(steps):
-        session.step()
+        session.step(8)
 
 
 def test_failing_saves_end_training_only_after_the_limit(caplog, monkeypatch):

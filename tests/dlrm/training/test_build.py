@@ -379,9 +379,9 @@ def test_predicted_weights_are_seen_by_forward_and_backward_alone(inputs):
         trainer.model.register_forward_pre_hook(lambda *_: seen.append(weight.detach().clone()))
         step = trainer.session.step
 
-        def note_and_step():
+        def note_and_step(samples):
             real.append(weight.detach().clone())
-            step()
+            step(samples)
 
         trainer.session.step = note_and_step
         trainer.train()
