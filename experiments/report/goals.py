@@ -171,6 +171,18 @@ GOALS: Final[Sequence[Goal]] = [
         auto_worst_ratio=0.97,
     ),
     *_goals("pipeline", Sense.WITHIN, prefetch_auc_delta=0),
+    *_goals("uneven", Sense.AT_LEAST, uneven_speedup_4x=1.8),
+    *_goals("uneven", Sense.AT_MOST, even_cost_share=0.01, batch_changes_per_minute=1, follow_s=30),
+    *_goals("uneven", Sense.NOT_WORSE, "than with equal batches", uneven_auc_delta=REFERENCE_MARGIN),
+    *_goals("streaming", Sense.NOT_WORSE, "than from files", stream_auc_delta=REFERENCE_MARGIN),
+    *_goals(
+        "streaming",
+        Sense.AT_MOST,
+        stream_lost_records=0,
+        stream_repeated_records=0,
+        stream_backlog_error=0.05,
+        stream_lag_s=2,
+    ),
     *_goals(
         "renting",
         Sense.AT_MOST,
