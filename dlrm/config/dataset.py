@@ -38,14 +38,19 @@ def split_days(config: Config, manifest: DatasetManifest) -> tuple[tuple[int, ..
     return train_days, test_days
 
 
-def total_samples(config: Config, manifest: DatasetManifest) -> int | None:
-    """Samples that the whole run trains on, over all ranks; None: nobody knows, as they stream in."""
-    data, train = config.data, config.train
+def steps_in_epoch(config: Config, manifest: DatasetManifest) -> int | None:
+    """Number of batches in one pass over the training days, as the loader counts them; None of a stream."""
     if config.stream.uri:
-        return train.max_steps * data.global_batch_size or None
+        return None
     train_days, _ = split_days(config, manifest)
-    steps = manifest.on_days(train_days).num_rows // data.global_batch_size * train.epochs
-    return min(steps, train.max_steps or steps) * data.global_batch_size
+    return manifest.on_days(train_days).num_rows // config.data.global_batch_size
+
+
+def total_samples(config: Config, steps_in_epoch: int | None) -> int | None:
+    """Samples that the whole run trains on, over all ranks; None: unknown, as they stream in."""
+    most = config.train.max_steps
+    steps = most if steps_in_epoch is None else steps_in_epoch * config.train.epochs
+    return (min(steps, most or steps) * config.data.global_batch_size) or None
 
 
 def best_auc(test: DatasetManifest) -> float | None:

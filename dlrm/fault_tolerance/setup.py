@@ -27,7 +27,7 @@ from cpr.recovery.decide.assessment import RecoveryPolicy
 from cpr.recovery.run.report import Recovery
 from cpr.resident.home import LAUNCH_VARIABLE
 from cpr.session import PartialRecovery
-from dlrm.config.dataset import open_manifest, total_samples
+from dlrm.config.dataset import open_manifest, steps_in_epoch, total_samples
 from dlrm.config.schema import CheckpointConfig, Config
 from dlrm.fault_tolerance.session import Session, left_to_finish, warn_unsaved
 from dlrm.launch.files import replace_text
@@ -194,7 +194,7 @@ class RecoverySetup:
             save_every_steps=_interval(config.checkpoint),
             priority=_priority(config.checkpoint),
             moment=config.checkpoint.moment,
-            total_samples=total_samples(config, open_manifest(config.data)),
+            total_samples=total_samples(config, steps_in_epoch(config, open_manifest(config.data))),
             mirror=config.mirror,
             policy=RecoveryPolicy(
                 max_lost_share=config.recovery.max_lost_share,

@@ -148,7 +148,9 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
         recipe=inputs.recipe,
         config={"recipe": inputs.recipe, **config.to_dict()},
         data=inputs.manifest,
-        total_samples=total_samples(config, inputs.manifest),
+        total_samples=total_samples(
+            config, len(inputs.loader) if isinstance(inputs.loader, DataLoader) else None
+        ),
         device=inputs.device,
         log_every_steps=config.train.log_every_steps,
         best_auc=best_auc(inputs.test_loader.manifest),

@@ -80,7 +80,8 @@ def topic(dataset):
 
 def lines(runs, kind):
     paths = list(runs.glob("*/metrics.jsonl"))
-    found = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    written = [line for path in paths for line in path.read_text().splitlines(keepends=True)]
+    found = [json.loads(line) for line in written if line.endswith("\n")]  # one may be half written
     return [line for line in found if line["kind"] == kind]
 
 
