@@ -203,11 +203,17 @@ class TimedBatches:
         self.manifest = DatasetManifest(features=workload.features, parts=())
         self.epoch = 0
         self.took_s: list[float] = []
+        self._world_size = world_size
         self._batches = workload.batches(rank, world_size)
         self._steps = steps
         self._after_step = after_step
         self._unseen: Iterator[Batch] = iter(())
         self._ahead: deque[Batch] = deque()
+
+    @property
+    def step_samples(self) -> int:
+        """Samples of all ranks in one step."""
+        return self.config.batch_size * self._world_size
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
