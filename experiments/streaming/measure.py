@@ -179,7 +179,7 @@ class Measuring:
                 self.scratch / "runs",
                 settings,
                 recipe=RECORDING,
-                restarts=2 * effort.kills,
+                restarts=1 + effort.kills,
             ) as run:
                 with Killer(nodes=[run.pid], patience_s=DRAIN_S) as killer:
                     for number in range(effort.kills):

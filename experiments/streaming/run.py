@@ -63,8 +63,8 @@ QUICK: Final = Effort(
     backlog_s=2.0,
     settled_s=1.0,
     ends_after_s=3.0,
-    kills=1,
-    numbered_rows=3000,
+    kills=0,
+    numbered_rows=600,
     numbered_per_s=300.0,
 )
 
