@@ -11,7 +11,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -69,12 +68,9 @@ class _Partition:
 
     def add(self, unit: str, num_records: int) -> None:
         at = bisect_left(self.units, unit)
-        sizes = [end - begin for begin, end in zip([0, *self.ends], self.ends, strict=False)]
         self.units.insert(at, unit)
-        if at == len(sizes):
-            self.ends.append((self.ends[-1] if self.ends else 0) + num_records)
-        else:
-            self.ends = list(accumulate([*sizes[:at], num_records, *sizes[at:]]))
+        begin = self.ends[at - 1] if at else 0
+        self.ends[at:] = [begin + num_records, *(end + num_records for end in self.ends[at:])]
 
     def before(self, place: Place) -> int:
         """Records before a place."""

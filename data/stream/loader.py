@@ -127,7 +127,9 @@ class StreamLoader:
         self._reader: PartitionReader | None = None
         self._agreed: deque[_Agreed] = deque()
         self._limits = limits([_NOTHING] * world_size, rules.global_batch)
-        self._is_over = self._is_closed = False
+        self._is_over = False
+        self._at_end: dict[str, PartitionState] = {}
+        """States after the last batch, with what was left out behind it."""
         self._last: _Agreed | None = None
 
     def __len__(self) -> int:
@@ -158,6 +160,7 @@ class StreamLoader:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, longest_s)
             if not self._agreed:
+                self._states |= self._at_end
                 return
             self._last = agreed = self._agreed.popleft()
             self._states.update(agreed.states)
@@ -189,12 +192,12 @@ class StreamLoader:
     def figures(self) -> StreamFigures | None:
         """How the stream was doing before the newest batch, or is at its end; None before both."""
         last = self._last
-        if last is None and not self._is_over:
+        if last is None and not self.epoch:
             return None
         states = self._states.values()
         return StreamFigures(
-            waiting=0 if last is None or self._is_over else last.waiting,
-            lag_s=0.0 if last is None or self._is_over else last.lag_s,
+            waiting=0 if last is None or self.epoch else last.waiting,
+            lag_s=0.0 if last is None or self.epoch else last.lag_s,
             trained=sum(each.trained for each in states),
             left_out=sum(each.left_out for each in states),
             bad=sum(each.bad for each in states),
@@ -235,7 +238,6 @@ class StreamLoader:
 
     def close(self) -> None:
         """Stop the background thread and close the stream."""
-        self._is_closed = True
         self._stop()
         self._source.close()
 
@@ -256,7 +258,7 @@ class StreamLoader:
 
     def _agree(self) -> bool:
         """Agree with all ranks whether one more step can be trained; if so it is the next one."""
-        if self._reader is None or self._is_closed:
+        if self._reader is None:
             raise FeedClosedError("the loader of the stream was closed while it was in use")
         offers = self._share(self._reader.offer(self._limits[self._rank]))
         decision = decide(offers, self._rules)
@@ -265,8 +267,8 @@ class StreamLoader:
         states: dict[str, PartitionState] = {}
         for offer in offers:
             states |= offer.states
-        if self._is_over:  # also what was left out after the last record
-            self._states |= states
+        if self._is_over:  # batches that were agreed on before may still have to be trained
+            self._at_end = states
         if decision != "train":
             return False
         self._agreed.append(

@@ -169,6 +169,26 @@ def test_upcoming_batches_are_those_that_come_and_do_not_move_the_position():
     assert first >= 8
 
 
+def test_an_end_that_is_seen_ahead_does_not_move_the_position():
+    stream = full(1, 2 * BATCH)
+    stream.bad = {stream.id_of("p0", 2 * BATCH)}
+    stream.arrive("p0", 1)
+    with closing(open_loader(stream, Ranks(1), 0, end_after_s=0.1)) as loader:
+        batches = iter(loader)
+        next(batches)
+        position, until = loader.state_dict(), time.monotonic() + 30
+        while loader.steps_left and not loader._is_over:
+            assert time.monotonic() < until
+            assert loader.upcoming(2)[0].num_valid == BATCH
+            time.sleep(0.02)
+        assert loader.state_dict() == position
+        assert loader.steps_left == 1
+        next(batches)
+        with pytest.raises(StopIteration):
+            next(batches)
+        assert (loader.figures.trained, loader.figures.bad) == (2 * BATCH, 1)
+
+
 def test_upcoming_does_not_wait():
     stream, ranks = MemoryStream(1), Ranks(1)
     stream.arrive("p0", BATCH)
