@@ -36,7 +36,7 @@ class Watch(Session):
         self._kept: list[object] = []
         self._process = psutil.Process()
 
-    def step(self) -> None:
+    def step(self, samples: int) -> None:
         resident = self.memory_bytes["resident"]
         if len(resident) >= WARM_UP + AS_IT_IS:
             # fresh: an allocator may give what was resident
