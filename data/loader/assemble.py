@@ -48,10 +48,11 @@ class Assembler:
             dense_rows[:, index] = join([piece.dense[index] for piece in pieces]).take(order).values
         features = range(len(self._keys))
         ids = [join([piece.ids[index] for piece in pieces]).take(order) for index in features]
-        weights = [_weights(pieces, index, order, ids[index]) for index in features]
-        has_weights = any(column is not None for column in pieces[0].weights)
+        weights = []
+        if any(column is not None for column in pieces[0].weights):
+            weights = [_weights(pieces, index, order, ids[index]) for index in features]
         assemble = self._one_hot if all(column.offsets is None for column in ids) else self._multi_hot
-        sparse = assemble(ids, weights if has_weights else [], num_batches, size)
+        sparse = assemble(ids, weights, num_batches, size)
         return [
             Batch(
                 dense=dense[index],

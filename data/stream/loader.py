@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 STATE_VERSION: Final = 1
 AHEAD_STEPS: Final = 2
 """Global batches that a rank reads ahead: it may have to train all records of a step."""
-CHUNK_STEPS: Final = 0.25
 WAITS_S: Final = (0.002, 0.05)
 """Pauses between attempts to agree on a step, the first and the longest; each is twice the one before."""
 MESSAGE_BYTES: Final = 4096
@@ -115,7 +114,7 @@ class StreamLoader:
         self._rank, self._world_size = rank, world_size
         self._reading = ReaderConfig(
             ahead=AHEAD_STEPS * rules.global_batch,
-            chunk=max(1, int(CHUNK_STEPS * rules.global_batch)),
+            chunk=rules.global_batch,
             backlog=backlog,
             policy=policy,
             seed=config.seed,

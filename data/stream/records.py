@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from data.criteo import COLUMN_NAMES
 from data.dataset import DatasetManifest
+from data.loader.columns import Rows
 from data.loader.decode import decode
 from data.prepare.parse.columns import vet
 from data.prepare.parse.lines import BadLine
@@ -60,15 +61,16 @@ class RecordReader:
         Raises:
             ValueError: a column is missing.
         """
-        if absent := [name for name in self.manifest.columns if name not in table.column_names]:
-            raise ValueError(
-                f"there is no column {absent[0]!r}; the columns are {', '.join(table.column_names)}"
-            )
-        bad: dict[int, str] = {}
-        good = self._good(table.select(list(self.manifest.columns)), records, name, bad)
-        left = records[~np.isin(records, list(bad))] if bad else records
-        rows = None if good is None else decode(good, self.manifest, name)
-        return Checked(rows=rows, records=left, bad=bad)
+        present = table.column_names
+        if absent := [column for column in self.manifest.columns if column not in present]:
+            raise ValueError(f"there is no column {absent[0]!r}; the columns are {', '.join(present)}")
+        table, bad = table.select(list(self.manifest.columns)), dict[int, str]()
+        rows = self._decoded(table, records, name, bad)
+        if rows is None:
+            good = np.flatnonzero(~np.isin(records, list(bad)))
+            table, records = table.take(good), records[good]
+            rows = decode(table, self.manifest, name) if len(good) else None
+        return Checked(rows=rows, records=records, bad=bad)
 
     def of_frame(self, frame: pl.DataFrame, records: NDArray[np.int64], name: str) -> Checked:
         """Encode and check rows.
@@ -89,23 +91,22 @@ class RecordReader:
         checked = self.of_table(table, np.delete(records, sorted(rows.reasons)), name)
         return replace(checked, bad={**bad, **checked.bad})
 
-    def _good(
+    def _decoded(
         self, table: pa.Table, records: NDArray[np.int64], name: str, bad: dict[int, str]
-    ) -> pa.Table | None:
-        """The rows that can be decoded, found by halving; the reasons of the others are added to `bad`."""
+    ) -> Rows | None:
+        """The rows decoded; None if some cannot be, which are found by halving and added to `bad`."""
         if not table.num_rows:
             return None
         try:
-            decode(table, self.manifest, name)
+            return decode(table, self.manifest, name)
         except ValueError as error:
             if table.num_rows == 1:
                 bad[int(records[0])] = str(error)[:LONGEST_REASON]
                 return None
-            middle = table.num_rows // 2
-            halves = [(table[:middle], records[:middle]), (table[middle:], records[middle:])]
-            good = [part for each, own in halves if (part := self._good(each, own, name, bad)) is not None]
-            return pa.concat_tables(good) if good else None
-        return table
+        middle = table.num_rows // 2
+        for half in (slice(middle), slice(middle, None)):
+            self._decoded(table[half], records[half], name, bad)
+        return None
 
 
 def criteo_rows(text: bytes) -> tuple[pl.DataFrame, list[BadLine]]:
