@@ -23,10 +23,14 @@ class DynamicBatching:
         loader: of the training days; has the sizes, and saves them with its position.
         rank: this rank.
         world_size: number of ranks.
+        keep: stores the sizes, which are proportional to speeds, for the next launch's plan of the tables; a
+            collective. It raises `ValueError` if it cannot.
     """
 
-    def __init__(self, loader: DataLoader, rank: int, world_size: int) -> None:
-        self._loader, self._rank, self._world_size = loader, rank, world_size
+    def __init__(
+        self, loader: DataLoader, rank: int, world_size: int, keep: Callable[[Sequence[float]], None]
+    ) -> None:
+        self._loader, self._rank, self._world_size, self._keep = loader, rank, world_size, keep
         self._controller: BatchController | None = None
         self._exits = ExitStack()
         self._waited_s: Callable[[], float] = float
@@ -77,3 +81,11 @@ class DynamicBatching:
                 took,
             )
         return sizes
+
+    def leave(self) -> None:
+        """Store the sizes; a collective, when a launch ends and everything is saved."""
+        try:
+            self._keep(self._loader.sizes)
+        except ValueError as error:
+            if self._rank == 0:
+                logger.warning("%s: tables stay where they are", error)

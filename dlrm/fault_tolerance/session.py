@@ -80,8 +80,12 @@ class Session:
         """Longest time that `leave` may take."""
         return timedelta(0)
 
-    def leave(self, spent: timedelta) -> None:
-        """Called when a signal stops training; `spent` is the time since the signal."""
+    def leave(self, spent: timedelta) -> bool:
+        """Called when a signal stops training; `spent` is the time since the signal.
+
+        Returns whether all that was trained is saved, which is the same on all ranks.
+        """
+        return False
 
     def save_end(self) -> None:
         """Called after the last step and before the last evaluation, to make the trained state durable."""
@@ -154,11 +158,13 @@ class Checkpoints(Session):
         """`checkpoint.stop_within_s`, or 0 if the run does not save."""
         return timedelta(seconds=self._config.stop_within_s if self._config.every_steps else 0)
 
-    def leave(self, spent: timedelta) -> None:
+    def leave(self, spent: timedelta) -> bool:
         """Save if the remaining time allows it; `close` warns if it did not."""
         remaining_s = (self.leaving_takes - spent).total_seconds()
-        if self._config.every_steps and self._saves.now(remaining_s):
+        is_saved = self._config.every_steps > 0 and self._saves.now(remaining_s)
+        if is_saved:
             logger.info("saved at step %d before leaving", self._checkpointer.steps_done)
+        return is_saved
 
     def save_end(self) -> None:
         """Save the trained state, unless that was done, and wait until the save is committed.

@@ -148,7 +148,7 @@ class RecoverySession(Session):
         """`checkpoint.stop_within_s`."""
         return timedelta(seconds=self._config.checkpoint.stop_within_s)
 
-    def leave(self, spent: timedelta) -> None:
+    def leave(self, spent: timedelta) -> bool:
         """Save if the remaining time allows it, and keep the resident memory.
 
         The memory is freed only after torchrun itself has ended, because torchrun also stops workers to start
@@ -158,8 +158,9 @@ class RecoverySession(Session):
         step = self._recovery.steps_done
         if self._recovery.save_now(remaining_s):  # a collective: ranks got the signal at different times
             logger.info("saved at step %d before leaving", step)
-            return
+            return True
         warn_unsaved(step, self._recovery.checkpointer.newest_step)
+        return False
 
     def save_end(self) -> None:
         """Save the trained state and wait for the commit; the resident memory stays until `finish`."""

@@ -5,7 +5,8 @@ The others are sharded by the kinds that the configuration allows and the device
 """
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
 from typing import Final
 
 import torch
@@ -28,6 +29,7 @@ from dlrm.sharding.memory import FP32_BYTES, local_world_size, memory_bytes
 from dlrm.sharding.sequences import SequenceSharder
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.rows import RowSplitSharder
+from dlrm.sharding.worker_speeds import SpeedPerfModel
 
 DIM_STEP: Final = 4
 """FBGEMM reads rows in vectors of four columns: a replicated table of another dim gives zeros on CUDA
@@ -70,11 +72,12 @@ def make_plan(
     device: torch.device,
     batch_size: int,
     whole: Collection[str] = (),
+    speeds: Sequence[float] | None = None,
 ) -> ShardingPlan:
     """Plan on rank 0 and send the plan to all ranks.
 
     `sharder` is that of pooled tables. `batch_size` is that of one rank; the tables named in `whole` must be
-    on one rank each, neither cut nor replicated.
+    on one rank each, neither cut nor replicated. `speeds` are those of the ranks; None: all are equally fast.
 
     Raises:
         ValueError: the device lacks a kind, the kernels cannot take a table, or the tables do not fit into
@@ -84,13 +87,15 @@ def make_plan(
     check_tables(model, device)
     world_size, memory = dist.get_world_size(), memory_bytes(device)
     usable = {name: int(size * (1 - config.reserved_share)) for name, size in memory.items()}
+    topology = Topology(
+        world_size=world_size,
+        local_world_size=local_world_size(),
+        compute_device=device.type,
+        **usable,
+    )
     planner = EmbeddingShardingPlanner(
-        topology=Topology(
-            world_size=world_size,
-            local_world_size=local_world_size(),
-            compute_device=device.type,
-            **usable,
-        ),
+        topology=topology,
+        performance_model=None if speeds is None else SpeedPerfModel(topology, speeds),
         batch_size=batch_size,
         storage_reservation=FixedPercentageStorageReservation(0.0),  # of GPUs' memory alone: see `usable`
         constraints=_constraints(model, config, world_size) | dict.fromkeys(whole, WHOLE),
@@ -178,6 +183,16 @@ def _check_dim(name: str, dim: int, device: torch.device) -> None:
 
 def _table_bytes(model: nn.Module) -> int:
     return sum(table.num_embeddings * table.embedding_dim * FP32_BYTES for table in tables_of(model))
+
+
+def bytes_per_rank(plan: ShardingPlan, world_size: int) -> list[int]:
+    """Bytes of the fp32 weights of tables on each rank, without replicated tables and optimizer state."""
+    held = [0] * world_size
+    for module_plan in plan.plan.values():
+        for sharding in module_plan.values():  # type: ignore[attr-defined]
+            for shard in getattr(sharding.sharding_spec, "shards", ()):
+                held[shard.placement.rank()] += prod(shard.shard_sizes) * FP32_BYTES
+    return held
 
 
 def format_plan(plan: ShardingPlan, model: nn.Module, strategies: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cpr.estimator.renting.noise import GradientNoise
+from cpr.estimator.renting.step_time import pooled_share
 from dlrm.comm.links import Link
 from dlrm.optim.norms import local_norms
 from dlrm.sharding.splitting.wire import Wire, counted
@@ -122,7 +123,7 @@ class ScalingMeter:
         newest = torch.arange(self._steps - known, self._steps, device=self._device) % WINDOW
         local, averaged = self._norms[newest].double().mean(0).tolist()
         sent = self._sent_bytes.item() if self._steps >= COUNTED_STEP else None
-        share = (self._workers - 1) / self._workers**2
+        share = pooled_share(self._workers)
         return replace(
             figures,
             pooled_bytes=None if sent is None else sent / share / self._global_batch,

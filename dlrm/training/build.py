@@ -16,6 +16,7 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.ownership.records import NO_CLAIMANT
 from cpr.checkpoint.state.changes import UNCHANGED
 from cpr.checkpoint.state.model_state import Heir, Stateful
+from cpr.humanize import size_text
 from cpr.shards import dense_tensors
 from data.loader import DataLoader
 from dlrm.batching.dynamic import DynamicBatching
@@ -38,12 +39,13 @@ from dlrm.optim.build import Optimizers
 from dlrm.pipeline.build import make_schedule
 from dlrm.pipeline.tick_tock import Replicas
 from dlrm.sharding.parameters import dense_parameters
-from dlrm.sharding.plan import format_plan
+from dlrm.sharding.plan import bytes_per_rank, format_plan
 from dlrm.sharding.splitting.planning.planner import keep_ordinary, plan_heads
 from dlrm.sharding.splitting.planning.saved_choice import load_choice
 from dlrm.sharding.splitting.planning.shapes import heads_of
 from dlrm.sharding.splitting.planning.torchrec_plan import ModelLayout, Planned
 from dlrm.sharding.tables import initialize_tables
+from dlrm.sharding.worker_speeds import load_speeds, save_speeds
 from dlrm.telemetry import make_run_folder, open_telemetry, scaling
 from dlrm.telemetry.scaling import ScalingMeter
 from dlrm.training.best import BestSave, BestSelection, Patience, Selection
@@ -79,11 +81,28 @@ def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -
 
     The run's `folder`, if given, stores the chosen strategies.
     """
-    before = unsharded(inputs)
+    speeds = _known_speeds(inputs, folder)
+    before = unsharded(inputs, speeds=speeds)
     planned = _plan(before, inputs, folder)
     if inputs.ranks.rank == 0:
         logger.info("tables:\n%s", format_plan(planned.plan, before.model, planned.strategies))
+        if speeds is not None:
+            held = bytes_per_rank(planned.plan, len(speeds))
+            parts = [
+                f"rank {rank} ({speed / sum(speeds):.0%} of the samples) has {size_text(size)}"
+                for rank, (speed, size) in enumerate(zip(speeds, held, strict=True))
+            ]
+            logger.info(
+                "tables are laid out by the speeds that the launch before has measured: %s", ", ".join(parts)
+            )
     return apply_plan(before, planned, inputs, initialize)
+
+
+def _known_speeds(inputs: Inputs, folder: Path | None) -> list[float] | None:
+    """Speeds of the ranks that an earlier launch of the run has measured, where sizes follow them."""
+    if inputs.config.train.batching != "dynamic":
+        return None
+    return load_speeds(folder, inputs.ranks.local_rank)
 
 
 def _plan(before: Unsharded, inputs: Inputs, folder: Path | None) -> Planned:
@@ -118,7 +137,7 @@ def settle_strategies(inputs: Inputs, folder: Path) -> None:
     for the model's tables.
     """
     if inputs.config.sharding.strategy == "auto" and load_choice(folder) is None:
-        _plan(unsharded(inputs), inputs, folder)
+        _plan(unsharded(inputs, speeds=_known_speeds(inputs, folder)), inputs, folder)
 
 
 def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = None) -> Trainer:
@@ -169,7 +188,12 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
         session=Session(),
         stop=stop,
         device=inputs.device,
-        batching=DynamicBatching(inputs.loader, ranks.rank, ranks.world_size)
+        batching=DynamicBatching(
+            inputs.loader,
+            ranks.rank,
+            ranks.world_size,
+            keep=partial(save_speeds, folder, local_rank=ranks.local_rank),
+        )
         if _is_dynamic(config) and isinstance(inputs.loader, DataLoader)
         else None,
         scaling=_scaling_meter(inputs, model) if config.train.measure_scaling else None,

@@ -63,7 +63,7 @@ def with_dynamic_rows(tables: TablesConfig, features: Sequence[Feature]) -> list
 
 
 def check_own_model(inputs: Inputs) -> None:
-    """Try a model of the user on the first samples, before there is a process group; built-in models pass.
+    """Try a model of the user on the first samples, before it is sharded; built-in models pass.
 
     Raises:
         ValueError: says what to change in its class, or that it does not give the metric to compare.
@@ -77,10 +77,13 @@ def check_own_model(inputs: Inputs) -> None:
             config.train.goal.check(*gives)
 
 
-def unsharded(inputs: Inputs, features: Sequence[Feature] = ()) -> Unsharded:
+def unsharded(
+    inputs: Inputs, features: Sequence[Feature] = (), speeds: Sequence[float] | None = None
+) -> Unsharded:
     """Build the unsharded model and TorchRec's plan; a collective with the same result on all ranks.
 
-    `features` replace those of the data if given; their rows are the sizes of the tables.
+    `features` replace those of the data if given; their rows are the sizes of the tables. `speeds` are those
+    of the ranks; None: all are equally fast.
     """
     config, device = inputs.config, inputs.device
     dtype, batch_size = arithmetic_dtype(config.train.precision), inputs.loader.config.batch_size
@@ -93,7 +96,7 @@ def unsharded(inputs: Inputs, features: Sequence[Feature] = ()) -> Unsharded:
     exchanged = config.sharding.exchange_dtype
     codecs = None if exchanged == "fp32" else ExchangeCodecs(dtype=exchanged, batch_size=batch_size)
     sharder = make_sharder(config.tables, WIRE_DTYPES[config.sharding.wire_dtype], codecs)
-    plan = make_plan(model, sharder, config.sharding, device, batch_size, dynamic)
+    plan = make_plan(model, sharder, config.sharding, device, batch_size, dynamic, speeds)
     return Unsharded(model=model, sharder=sharder, plan=plan, dynamic=dynamic)
 
 

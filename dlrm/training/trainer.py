@@ -393,7 +393,9 @@ class Trainer:
         if not at_once:
             self.replicas.join()
             with self.stop.extended(self.session.leaving_takes):
-                self.session.leave(timedelta(seconds=self.stop.seconds_since))
+                is_saved = self.session.leave(timedelta(seconds=self.stop.seconds_since))
+                if is_saved and self.batching is not None:
+                    self.batching.leave()
         self.stop.leave()
 
     def _is_logged(self, step: int) -> bool:

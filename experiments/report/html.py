@@ -25,6 +25,8 @@ TITLES: Final = {
     "quality": "What recovery costs in time and accuracy",
     "speed": "Speed",
     "growth": "What grows as the work grows",
+    "unevenness": "Workers and data that are not alike",
+    "renting": "How many workers to rent",
     "splitting": "Results instead of embeddings (`--sharding des`)",
     "communication": "Dense gradients over slow links",
     "papers": "Next to the papers",

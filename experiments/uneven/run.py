@@ -41,6 +41,8 @@ from experiments.uneven.worker import FOLDERS
 ROUNDS: Final = 5
 WORKERS: Final = 2
 GLOBAL_BATCH: Final = 2048
+TRAIN_DAYS: Final = 4
+"""Days of a run; another one is evaluated, with the same limits."""
 SLOW_CORES: Final = 0.25
 NOISE_S: Final = 0.5
 LEAST_CORES: Final = 0.7
@@ -54,14 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
     parser = experiment_parser(__doc__, rounds=ROUNDS)
     options = parser.parse_args(arguments)
-    rounds, steps = (2, 12) if options.quick else (options.rounds, 400)
-    rows = GLOBAL_BATCH * steps
+    rounds, steps = (2, 12) if options.quick else (options.rounds, 320)
+    rows = GLOBAL_BATCH * steps // TRAIN_DAYS
     config = {"rounds": rounds, "steps": steps, "global_batch": GLOBAL_BATCH, "slow_cores": SLOW_CORES}
     record = Record("uneven", config, seeds=list(range(rounds)), quick=options.quick)
     try:
         with tempfile.TemporaryDirectory(prefix="uneven-") as scratch, groups(WORKERS) as of_ranks:
             data = Path(scratch) / "data"
-            generate(SyntheticConfig(scale=0.003, days=2, rows_per_day=rows), data)
+            generate(SyntheticConfig(scale=0.003, days=TRAIN_DAYS + 1, rows_per_day=rows), data)
             run = partial(_run, data=data, scratch=Path(scratch), of_ranks=of_ranks, steps=steps)
             for number in range(rounds):
                 for kind in KINDS[:: -1 if number % 2 else 1]:
@@ -112,8 +114,8 @@ def _run(
     folder = scratch / "runs"
     settings = {
         "data.uri": data,
-        "data.train_days": [0],
-        "data.test_days": [1],
+        "data.train_days": list(range(TRAIN_DAYS)),
+        "data.test_days": [TRAIN_DAYS],
         "data.global_batch_size": GLOBAL_BATCH,
         "sharding.data_parallel_rows": 0,
         "train.precision": "fp32",

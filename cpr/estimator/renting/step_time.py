@@ -33,7 +33,15 @@ class Traffic:
     def sent(self, workers: int, batch: int) -> float:
         """Bytes that a worker sends to others in a step, on average over workers."""
         dense = 2 * (workers - 1) / workers * self.dense_bytes
-        return dense + (workers - 1) / workers**2 * batch * self.pooled_bytes
+        return dense + pooled_share(workers) * batch * self.pooled_bytes
+
+
+def pooled_share(workers: int) -> float:
+    """Share of a global batch's embeddings and gradients that a worker sends to others, on average.
+
+    Of its samples' part of them, `1 / workers`, all but that of its own tables travels.
+    """
+    return (workers - 1) / workers**2
 
 
 @dataclass(frozen=True, kw_only=True)

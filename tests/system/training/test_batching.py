@@ -1,5 +1,8 @@
 """Two ranks, one of which is slow, train with batches by their speed."""
 
+import json
+import re
+import signal
 from functools import partial
 from time import sleep
 
@@ -14,9 +17,12 @@ from dlrm.dense_sync import AllReduceSync
 from dlrm.fault_tolerance.session import Session
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.pipeline.schedules import Plain
+from dlrm.sharding.worker_speeds import SPEEDS_NAME
 from dlrm.training.evaluation import evaluate
 from dlrm.training.trainer import NUM_SCALARS, Trainer
 from tests.dlrm.training.test_trainer import CallLog, OneLayer, PlainOptimizers
+from tests.system.runs import report_of, wait_for_step
+from tests.system.training.test_resume import workers_of
 
 SIZE = 50
 SAMPLE_S = {0: 2e-4, 1: 6e-4}
@@ -61,7 +67,7 @@ def work(dataset, path):
             session=Session(),
             stop=stop,
             device=device,
-            batching=DynamicBatching(loader, rank, 2),
+            batching=DynamicBatching(loader, rank, 2, keep=lambda speeds: None),
         )
         trainer.train()
     found = {
@@ -101,3 +107,61 @@ def test_a_slow_rank_gets_less_of_each_global_batch(start_ranks, dataset, tmp_pa
     for begin in range(0, STEPS, fast["epoch"]):
         seen = seen_in(fast, begin) + seen_in(slow, begin)
         assert len(set(seen)) == len(seen), "each sample once an epoch"
+
+
+MOVED = re.compile(r"rank 0 \((\d+)% of the samples\) has (\d+) kB, rank 1 \((\d+)% .*\) has ([\d.]+) kB")
+RECIPE = """
+[data]
+global_batch_size = 80
+
+[model]
+kind = "tests.system.training.slow_model:SlowOnRank1"
+embedding_dim = 16
+
+[sharding]
+strategy = "torchrec"
+kinds = ["table_wise"]
+data_parallel_rows = 0
+
+[train]
+batching = "dynamic"
+epochs = 100
+log_every_steps = 5
+
+[checkpoint]
+every_steps = 20
+"""
+
+
+@pytest.mark.system
+@pytest.mark.timeout(240)
+def test_tables_leave_a_slow_rank_when_the_run_is_resumed(start, dataset, memory, tmp_path):
+    """But not when a worker dies in between, as the tables are in memory then."""
+
+    def train(*arguments):
+        environment = {"CPR_RESIDENT_ROOT": str(memory)}
+        program = ("-m", "dlrm.train", *arguments)
+        return start(*program, ranks=2, restarts=1, environment=environment, forks=True)
+
+    recipe, runs = tmp_path / "slow.toml", tmp_path / "runs"
+    recipe.write_text(RECIPE)
+    run = train("--recipe", recipe, "--set", f"data.uri={dataset}", f"train.run_folder={runs}")
+    wait_for_step(run, runs, 40)
+    workers_of(run)[1].kill()
+    folder = wait_for_step(run, runs, 80)
+    run.send_signal(signal.SIGTERM)
+    _, said = run.communicate(timeout=60)
+    assert "the memory of all workers survived" in said
+    assert "tables are laid out" not in said
+    fast, slow = json.loads((folder / SPEEDS_NAME).read_text())["speeds"].values()
+    assert fast > 2 * slow
+
+    run = train("--resume", folder, "--set", "train.max_steps=150")
+    _, said = run.communicate(timeout=100)
+    assert run.returncode == 0, said
+    assert "batches of" not in said.partition("tables are laid out")[0]
+    share, kilobytes, slow_share, slow_kilobytes = map(float, MOVED.search(said).groups())
+    assert (share, slow_share) == (round(100 * fast / (fast + slow)), round(100 * slow / (fast + slow)))
+    assert kilobytes > 1.5 * slow_kilobytes
+    assert report_of(folder)["steps"] == 150
+    assert report_of(folder)["failures"]["pls"] == 0

@@ -1,6 +1,7 @@
 """Training on files that arrive, through a killed worker, a stop, and another number of ranks."""
 
 import json
+import os
 import shutil
 import signal
 
@@ -8,7 +9,7 @@ import polars as pl
 import pytest
 
 from tests.data.stream.kafka_cluster import KafkaCluster
-from tests.system.runs import only_folder, report_of, settings, wait_for
+from tests.system.runs import curve, only_folder, report_of, settings, wait_for
 from tests.system.training.test_resume import workers_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -123,6 +124,33 @@ def test_each_record_is_trained_once(start, dataset, memory, tmp_path, request, 
     windows = lines(runs, "progressive")
     assert [window["step"] for window in windows] == list(range(10, report["steps"] + 1, 10))
     assert sum(window["auc"] for window in windows[-5:]) > sum(window["auc"] for window in windows[:5])
+
+
+def test_one_rank_learns_from_a_stream_what_it_learns_from_the_same_files(start, dataset, tmp_path):
+    """Bit for bit: records, their order, weights and types are those of the loader of files."""
+    arrived = tmp_path / "in"
+    arrived.mkdir()
+    for number, part in enumerate(sorted(dataset.glob("day=[01]/*.parquet"))):
+        copy = arrived / f"{number}.parquet"
+        shutil.copyfile(part, copy)
+        os.utime(copy, (1e9 + number, 1e9 + number))
+    kinds = {
+        "files": ("data.shuffle=false", "data.train_days=[0,1]"),
+        "stream": (f"stream.uri={arrived}", "stream.rows=encoded", "stream.end_after_s=1"),
+    }
+    runs = {
+        name: start(
+            "-m", "dlrm.train", *settings(dataset, tmp_path / name, "train.precision=fp32", *more), forks=True
+        )
+        for name, more in kinds.items()
+    }
+    for run in runs.values():
+        _, said = run.communicate(timeout=120)
+        assert run.returncode == 0, said
+    files, stream = (only_folder(tmp_path / name) for name in kinds)
+    assert len(curve(files)) >= 20
+    assert curve(stream) == curve(files)
+    assert report_of(stream)["metrics"] == report_of(files)["metrics"]
 
 
 @pytest.mark.parametrize(
