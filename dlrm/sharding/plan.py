@@ -189,7 +189,7 @@ def bytes_per_rank(plan: ShardingPlan, world_size: int) -> list[int]:
     """Bytes of the fp32 weights of tables on each rank, without replicated tables and optimizer state."""
     held = [0] * world_size
     for module_plan in plan.plan.values():
-        for sharding in module_plan.values():  # type: ignore[attr-defined]
+        for sharding in module_plan.values():
             for shard in getattr(sharding.sharding_spec, "shards", ()):
                 held[shard.placement.rank()] += prod(shard.shard_sizes) * FP32_BYTES
     return held

@@ -78,7 +78,7 @@ def _read(file: Path) -> dict[str, float] | None:
 
 
 @dataclass(eq=False)
-class _PerfAtSpeed(Perf):
+class _PerfAtSpeed(Perf):  # type: ignore[misc]  # TorchRec is untyped here
     """Time that a device takes for its shards, of which TorchRec's planner knows that of a common one."""
 
     speed: float = 1.0
@@ -95,7 +95,7 @@ class _PerfAtSpeed(Perf):
         )
 
 
-class SpeedPerfModel(PerfModel):
+class SpeedPerfModel(PerfModel):  # type: ignore[misc]
     """Rates a plan by its slowest rank, and has the planner's partitioner balance times instead of work.
 
     Args:
