@@ -8,7 +8,8 @@ the AUC each a median over rounds, with `..._low` and `..._high`, the extremes:
   quarter of a core.
 - `uneven_auc_delta`: AUC of `dynamic` minus that of `even` in these runs, with half its 95 % interval
   (`..._ci`).
-- `even_cost_share`: time that `dynamic` adds to a step where no worker is limited, of the step.
+- `even_cost_share`: time that `dynamic` adds to a step where no worker is limited, of the step. It is
+  switched off and on every few steps of a run, since two runs differ by more for reasons of their own.
 - `batch_changes_per_minute`: where each worker gets 0.7 to 1 of a core, drawn anew every half second.
 - `follow_s`: from the moment when a worker falls to a quarter of a core until sizes have changed for the last
   time by a tenth or more.
@@ -36,7 +37,8 @@ from experiments.harness.plotting import median_bars
 from experiments.harness.processor_limits import Group, NoControlGroupError, groups
 from experiments.harness.record import Record, Row
 from experiments.harness.statistics import Estimate, median_figures
-from experiments.uneven.worker import FOLDERS
+from experiments.uneven.switched import added_share
+from experiments.uneven.worker import FOLDERS, TIMES
 
 ROUNDS: Final = 5
 WORKERS: Final = 2
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
     parser = experiment_parser(__doc__, rounds=ROUNDS)
     options = parser.parse_args(arguments)
-    rounds, steps = (2, 12) if options.quick else (options.rounds, 320)
+    rounds, steps = (2, 48) if options.quick else (options.rounds, 320)
     rows = GLOBAL_BATCH * steps // TRAIN_DAYS
     config = {"rounds": rounds, "steps": steps, "global_batch": GLOBAL_BATCH, "slow_cores": SLOW_CORES}
     record = Record("uneven", config, seeds=list(range(rounds)), quick=options.quick)
@@ -68,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for number in range(rounds):
                 for kind in KINDS[:: -1 if number % 2 else 1]:
                     _measure(record, f"slow {number} {kind}", partial(run, kind, number, _slow))
-                    _measure(record, f"equal {number} {kind}", partial(run, kind, number, _unlimited))
+                switched = partial(run, "dynamic", number, _unlimited, times=Path(scratch) / "times")
+                _measure(record, f"equal {number}", switched)
                 _measure(record, f"noise {number}", partial(run, "dynamic", number, _noisy))
                 _measure(record, f"fall {number}", partial(run, "dynamic", number, _falling))
     except NoControlGroupError as error:
@@ -108,9 +111,20 @@ def _falling(of_ranks: Sequence[Group], ended: Event) -> float:
 
 
 def _run(
-    kind: str, seed: int, drive: Drive, *, data: Path, scratch: Path, of_ranks: Sequence[Group], steps: int
+    kind: str,
+    seed: int,
+    drive: Drive,
+    *,
+    data: Path,
+    scratch: Path,
+    of_ranks: Sequence[Group],
+    steps: int,
+    times: Path | None = None,
 ) -> Row:
-    """Train once, and read the rate of the second half, changes of sizes, the AUC and the run's length."""
+    """Train once, and read the rate of the second half, changes of sizes, the AUC and the run's length.
+
+    With a file for `times`, batching is switched off and on, and the row has what it adds to a step.
+    """
     folder = scratch / "runs"
     settings = {
         "data.uri": data,
@@ -137,7 +151,8 @@ def _run(
                 ["--recipe", "kaggle", "--set", *(f"{name}={value}" for name, value in settings.items())],
                 processes=WORKERS,
                 threads=1,
-                environment={FOLDERS: json.dumps([str(group.folder) for group in of_ranks])},
+                environment={FOLDERS: json.dumps([str(group.folder) for group in of_ranks])}
+                | ({} if times is None else {TIMES: str(times)}),
             )
         finally:
             ended.set()
@@ -145,7 +160,8 @@ def _run(
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     report = json.loads((run / "report.json").read_text())
     shutil.rmtree(folder)
-    return _read(lines, report) | {"fell": driver.result()}
+    row = _read(lines, report) | {"fell": driver.result()}
+    return row if times is None else row | {"added_share": added_share(json.loads(times.read_text()))}
 
 
 def _read(lines: Sequence[dict[str, Any]], report: dict[str, Any]) -> Row:
@@ -168,22 +184,17 @@ def _rounds(rows: Sequence[Row], case: str, kind: str = "dynamic") -> list[Row]:
     )
 
 
-def _ratios(rows: Sequence[Row], case: str) -> list[float]:
-    """Rate of `dynamic` over that of `even`, by round."""
-    even, dynamic = (_rounds(rows, case, kind) for kind in KINDS)
-    return [one["samples_per_s"] / other["samples_per_s"] for one, other in zip(dynamic, even, strict=True)]
-
-
 def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     """All figures."""
     even, dynamic = (_rounds(rows, "slow", kind) for kind in KINDS)
-    deltas = [one["auc"] - other["auc"] for one, other in zip(dynamic, even, strict=True)]
+    pairs = list(zip(dynamic, even, strict=True))
+    ratios = [one["samples_per_s"] / other["samples_per_s"] for one, other in pairs]
     changes = [60 * len(row["sizes"]) / (row["ended"] - row["began"]) for row in _rounds(rows, "noise")]
     followed = [follow_s(row) for row in _rounds(rows, "fall")]
     return {
-        **median_figures("uneven_speedup_4x", _ratios(rows, "slow")),
-        **Estimate.of(deltas).figures("uneven_auc_delta"),
-        **median_figures("even_cost_share", [1 - ratio for ratio in _ratios(rows, "equal")]),
+        **median_figures("uneven_speedup_4x", ratios),
+        **Estimate.of([one["auc"] - other["auc"] for one, other in pairs]).figures("uneven_auc_delta"),
+        **median_figures("even_cost_share", [row["added_share"] for row in _rounds(rows, "equal")]),
         **median_figures("batch_changes_per_minute", changes),
         **median_figures("follow_s", followed),
     }
@@ -206,10 +217,10 @@ def draw(result: Row, folder: Path) -> None:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     rates, sizes = figure.subplots(1, 2)
     bars = {
-        f"{label}, {kind}": [row["samples_per_s"] / 1000 for row in _rounds(rows, case, kind)]
-        for case, label in {"slow": "one at 1/4 of a core", "equal": "both unlimited"}.items()
+        f"one at 1/4 of a core, {kind}": [row["samples_per_s"] / 1000 for row in _rounds(rows, "slow", kind)]
         for kind in KINDS
     }
+    bars["both unlimited"] = [row["samples_per_s"] / 1000 for row in _rounds(rows, "equal")]
     median_bars(rates, bars, highlighted=[label for label in bars if label.endswith("dynamic")])
     rates.set_xlabel("thousand samples/s (bar: median; dots: rounds)")
     for row in _rounds(rows, "fall"):
