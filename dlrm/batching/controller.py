@@ -54,13 +54,13 @@ class BatchController:
         if self._settling:
             self._settling -= 1
             return None
-        step = np.maximum(np.asarray(seconds, np.float64), 1e-9)
-        for window in self._windows:
-            window.add(step)
-        self._observed += 1
-        if self._observed % LEAST_STEPS:
+        self._steps.append(seconds)
+        if len(self._steps) < LEAST_STEPS:
             return None
+        steps = np.maximum(np.array(self._steps, np.float64), 1e-9)
+        self._steps.clear()
         for window in self._windows:
+            window.add(steps)
             if wanted := self._wanted(*window.means_and_errors()):
                 self.sizes = wanted
                 self._begin()
@@ -70,7 +70,9 @@ class BatchController:
     def _begin(self) -> None:
         """Measure anew, as times of other sizes say little."""
         self._windows = [_Window(each, len(self.sizes)) for each in WINDOWS_S]
-        self._settling, self._observed = SETTLING_STEPS, 0
+        self._settling = SETTLING_STEPS
+        self._steps: list[Sequence[float]] = []
+        """Observed since sizes were judged."""
 
     def _wanted(self, means: Seconds, errors: Seconds) -> tuple[int, ...] | None:
         """Sizes in proportion to speeds, if they differ from the present ones by more than noise."""
@@ -84,34 +86,36 @@ class BatchController:
 
 
 class _Window:
-    """Seconds of each rank in the newest steps, as running sums: a step of a millisecond can afford them."""
+    """Seconds of each rank in the newest steps, as running sums.
+
+    Args:
+        length_s: seconds of steps that it has, about.
+        num_ranks: number of ranks.
+    """
 
     def __init__(self, length_s: float, num_ranks: int) -> None:
         self._length_s = length_s
-        self._steps: deque[Seconds] = deque()
+        self._newest: deque[Seconds] = deque()
         self._sums, self._squares, self._took_s = np.zeros(num_ranks), np.zeros(num_ranks), 0.0
 
-    @property
-    def num_steps(self) -> int:
-        return len(self._steps)
-
-    def add(self, step: Seconds) -> None:
-        self._steps.append(step)
-        self._count(step, 1)
-        while self.num_steps > LEAST_STEPS and self._took_s > self._length_s:
-            self._count(self._steps.popleft(), -1)
+    def add(self, steps: Seconds) -> None:
+        """Add `LEAST_STEPS` steps, seconds `[steps, ranks]`, and leave out the oldest ones."""
+        self._newest.append(steps)
+        self._count(steps, 1)
+        while len(self._newest) > 1 and self._took_s > self._length_s:
+            self._count(self._newest.popleft(), -1)
 
     def means_and_errors(self) -> tuple[Seconds, Seconds]:
         """Means, and their standard errors relative to them."""
-        num = self.num_steps
+        num = LEAST_STEPS * len(self._newest)
         means = self._sums / num
         variances = np.maximum(self._squares / num - means**2, 0) * num / (num - 1)
         return means, (variances / num) ** 0.5 / means
 
-    def _count(self, step: Seconds, times: int) -> None:
-        self._sums += times * step
-        self._squares += times * step**2
-        self._took_s += times * float(step.max())
+    def _count(self, steps: Seconds, times: int) -> None:
+        self._sums += times * steps.sum(0)
+        self._squares += times * (steps**2).sum(0)
+        self._took_s += times * float(steps.max(1).sum())
 
 
 def shares(speeds: Sequence[float] | Seconds, total: int) -> tuple[int, ...]:
