@@ -15,12 +15,8 @@ RECORD: Final = "record"
 """Feature whose id is the number of the record."""
 
 
-class Recording(nn.Module):
-    """Logistic regression over pooled embeddings, with a file of the records of each forward pass.
-
-    A process appends a line for each forward pass in training, with the numbers of the records of its
-    batch, to the file `GENERATION-RANK` in the folder `model.options.folder`.
-    """
+class LogisticRegression(nn.Module):
+    """Logistic regression over dense values and pooled embeddings; takes no options."""
 
     def __init__(self, options: Mapping[str, Any], inputs: ModelInputs) -> None:
         super().__init__()
@@ -36,6 +32,24 @@ class Recording(nn.Module):
         self.tables = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
         self.names = [feature.name for feature in inputs.features]
         self.top = nn.Linear(len(inputs.dense) + len(self.names) * inputs.embedding_dim, 1)
+
+    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
+        """Logits `[B]`."""
+        pooled = self.tables(sparse)
+        vectors = [pooled[name].float() for name in self.names]
+        logits: Tensor = self.top(torch.cat([dense, *vectors], dim=1)).squeeze(1)
+        return logits
+
+
+class Recording(LogisticRegression):
+    """Logistic regression with a file of the records of each forward pass.
+
+    A process appends a line for each forward pass in training, with the numbers of the records of its
+    batch, to the file `GENERATION-RANK` in the folder `model.options.folder`.
+    """
+
+    def __init__(self, options: Mapping[str, Any], inputs: ModelInputs) -> None:
+        super().__init__(options, inputs)
         self._folder, self._file = Path(options["folder"]), -1
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
@@ -43,10 +57,7 @@ class Recording(nn.Module):
         is_trial = isinstance(self.tables, EmbeddingBagCollection)  # which is tried before it is sharded
         if self.training and not is_trial:
             self._note(sparse[RECORD].values().tolist())
-        pooled = self.tables(sparse)
-        vectors = [pooled[name].float() for name in self.names]
-        logits: Tensor = self.top(torch.cat([dense, *vectors], dim=1)).squeeze(1)
-        return logits
+        return super().forward(dense, sparse)
 
     def _note(self, records: list[int]) -> None:
         if self._file < 0:
