@@ -91,7 +91,8 @@ def test_a_picture_is_stored_with_few_colours_once(tmp_path):
 
 def test_every_stored_picture_has_a_function_that_draws_it():
     sources = {name: result.module.read_text() for name, result in read_results(RESULTS).items()}
-    drawn = {name for name, text in sources.items() if re.search(r"^def draw\(|import .*\bdraw\b", text, re.M)}
+    defines = re.compile(r"^def draw\(|import .*\bdraw\b", re.MULTILINE)
+    drawn = {name for name, text in sources.items() if defines.search(text)}
     stored = {path.stem for path in RESULTS.glob("*.png")}
     assert stored - drawn == {"communication_training", "learning_curve"}  # of communication, of `make train`
 
