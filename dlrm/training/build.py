@@ -144,11 +144,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
     """Build everything that the training loop uses; a collective, after the rendezvous."""
     config, ranks = inputs.config, inputs.ranks
     _warn_of_slow_bf16(config, inputs.device)
-    if config.train.batching == "dynamic" and inputs.device.type != "cpu":
-        raise ValueError(
-            "train.batching=dynamic measures how long processors compute, and does not see how long a GPU "
-            "does: leave it out, or set train.device=cpu"
-        )
+    _refuse_dynamic_batches_on_gpus(inputs)
     folder = inputs.resume or _agreed_run_folder(config, inputs.recipe, recovery)
     of_rank_0(lambda: refuse_other_encoding(folder, inputs.manifest, config.data.uri))
     if recovery is None:
@@ -188,14 +184,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
         session=Session(),
         stop=stop,
         device=inputs.device,
-        batching=DynamicBatching(
-            inputs.loader,
-            ranks.rank,
-            ranks.world_size,
-            keep=partial(save_speeds, folder, local_rank=ranks.local_rank),
-        )
-        if _is_dynamic(config) and isinstance(inputs.loader, DataLoader)
-        else None,
+        batching=_dynamic_batching(inputs, folder),
         scaling=_scaling_meter(inputs, model) if config.train.measure_scaling else None,
     )
     if config.train.goal is not None:
@@ -255,6 +244,23 @@ def make_dense_sync(config: Config, model: DistributedModelParallel, optimizers:
     if config.train.measure_scaling and dist.get_world_size() > 1:
         num_scalars += scaling.NUM_SCALARS
     return AllReduceSync(dense_parameters(model), num_scalars, config.comm)
+
+
+def _refuse_dynamic_batches_on_gpus(inputs: Inputs) -> None:
+    if inputs.config.train.batching == "dynamic" and inputs.device.type != "cpu":
+        raise ValueError(
+            "train.batching=dynamic measures how long processors compute, and does not see how long a GPU "
+            "does: leave it out, or set train.device=cpu"
+        )
+
+
+def _dynamic_batching(inputs: Inputs, folder: Path) -> DynamicBatching | None:
+    """What resizes batches, if anything does: a stream has batches by what arrives on each rank."""
+    if not (_is_dynamic(inputs.config) and isinstance(inputs.loader, DataLoader)):
+        return None
+    ranks = inputs.ranks
+    keep = partial(save_speeds, folder, local_rank=ranks.local_rank)
+    return DynamicBatching(inputs.loader, ranks.rank, ranks.world_size, keep=keep)
 
 
 def _is_dynamic(config: Config) -> bool:

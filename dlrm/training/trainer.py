@@ -269,6 +269,31 @@ class Trainer:
         with nullcontext() if self.scaling is None else self.scaling.counting():
             loss, logits = self.schedule.step(batch, self._upcoming)
         self.telemetry.lap("forward_backward")
+        stop, at_once, *seconds = self._exchange(loss, batch)
+        self.telemetry.lap("dense_exchange")
+        self.optimizers.step()
+        self.replicas.updated(time.perf_counter() - started_s)
+        self.telemetry.lap("optimizer")
+        self.steps_done += 1
+        self._adapt_batches(seconds)
+        num_samples = self.loader.step_samples
+        self.samples_done += num_samples
+        self._record_step(batch, loss, logits)
+        self.telemetry.lap("recording")
+        # it may wait for the save before, after which SIGTERM is to be answered with a save, too
+        with self.stop.extended(self.session.leaving_takes):
+            self.session.step(num_samples)
+        if self._is_logged(self.steps_done):
+            self._record_costs()
+        self.telemetry.lap("saving")
+        if stop:
+            self._leave(at_once=bool(at_once))
+
+    def _exchange(self, loss: Tensor, batch: Batch) -> list[float]:
+        """Average dense gradients over ranks, and with them what ranks tell one another in a step.
+
+        Returns what `_stop_unless_finite` does.
+        """
         # ranks share these scalars in the collective that averages the gradients: no extra latency
         finite_check = self._finite_check().to(loss.device)
         shared = [*self._stop_flags, *(self.batching.scalars if self.batching is not None else ())]
@@ -280,28 +305,26 @@ class Trainer:
             scalars = torch.cat([scalars, self.scaling.scalars(batch.weight)])
             means = self.scaling.observe(self.replicas.average(scalars))
         checked = _Checked(self.steps_done + 1, loss.detach(), finite_check)
-        stop, at_once, *seconds = self._stop_unless_finite(
-            self._scalars.give(means, checked), self.steps_done + 1
-        )
-        self.telemetry.lap("dense_exchange")
-        self.optimizers.step()
-        self.replicas.updated(time.perf_counter() - started_s)
-        self.telemetry.lap("optimizer")
-        self.steps_done += 1
-        if self.batching is not None:
-            self.batching.end()
-            if sizes := self.batching.adapt(seconds, self.steps_done):
-                self.telemetry.resized(self.steps_done, sizes)
+        return self._stop_unless_finite(self._scalars.give(means, checked), self.steps_done + 1)
+
+    def _adapt_batches(self, seconds: Sequence[float]) -> None:
+        """Change sizes of batches by what `DynamicBatching` shared, of all ranks."""
+        if self.batching is None:
+            return
+        self.batching.end()
+        if sizes := self.batching.adapt(seconds, self.steps_done):
+            self.telemetry.resized(self.steps_done, sizes)
+
+    def _record_step(self, batch: Batch, loss: Tensor, logits: Tensor | None) -> None:
+        """Record the step that was just done."""
         if self._is_logged(self.steps_done):
             self.telemetry.exchange(self.replicas.take_figures())
             self.telemetry.mirror(self.session.mirror)
-        num_samples = self.loader.step_samples
-        self.samples_done += num_samples
         self._validate(batch, logits)
         if self.batching is not None or isinstance(self.loader, StreamLoader):
             # of rank 0 alone it would be that of few samples, or of none
             full_step = self.loader.config.batch_size * dist.get_world_size()
-            loss = loss.new_full((), self._mean_loss * full_step / num_samples)
+            loss = loss.new_full((), self._mean_loss * full_step / self.loader.step_samples)
         real = slice(batch.num_valid)
         self.telemetry.step(
             step=self.steps_done,
@@ -313,15 +336,6 @@ class Trainer:
         )
         if self.scaling is not None and self._is_logged(self.steps_done):
             self.telemetry.scaling(self.scaling.figures())
-        self.telemetry.lap("recording")
-        # it may wait for the save before, after which SIGTERM is to be answered with a save, too
-        with self.stop.extended(self.session.leaving_takes):
-            self.session.step(num_samples)
-        if self._is_logged(self.steps_done):
-            self._record_costs()
-        self.telemetry.lap("saving")
-        if stop:
-            self._leave(at_once=bool(at_once))
 
     def _validate(self, batch: Batch, logits: Tensor | None) -> None:
         """Count the predictions of a batch, which is trained now, for progressive validation."""
