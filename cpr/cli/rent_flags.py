@@ -97,13 +97,16 @@ def rent_plan(options: argparse.Namespace) -> tuple["RentPlan", list[str]]:
         ValueError: a value is missing or impossible, or a run has not measured what is needed.
     """
     from cpr.estimator.renting.offers import plan_rent
+    from cpr.estimator.renting.same_job import refuse_different
     from cpr.estimator.renting.samples import Target
     from cpr.estimator.renting.step_time import fit_step_time
     from cpr.estimator.renting.trial import Trial, samples_given, samples_to, traffic_of
     from cpr.report.records import read_run
 
     target = None if options.target is None else Target.parse(options.target)
-    trials = [Trial.of(name, read_run(name).lines) for name in options.trials]
+    runs = [read_run(name) for name in options.trials]
+    trials = [Trial.of(run.name, run.lines) for run in runs]
+    refuse_different(runs)
     step_time = fit_step_time([trial.step for trial in trials], traffic_of(trials))
     plan = plan_rent(
         options.rented,

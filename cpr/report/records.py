@@ -34,6 +34,8 @@ class RunRecords:
     """Of `metrics.jsonl`, in the order of the file; empty for a run of another script than `dlrm.train`."""
     config: Mapping[str, Any]
     """Content of `config.json`; empty without one."""
+    data: Mapping[str, Any]
+    """Content of `data.json`, which describes the data set; empty without one."""
     versions: Mapping[str, Any]
     """Content of `versions.json`; empty without one."""
     checkpoint: str
@@ -138,12 +140,15 @@ def read_folder(folder: Path, history: RunHistory | None = None) -> RunRecords:
         history: of its saves and failures, if known.
     """
     problems: list[str] = []
-    config, versions = (_read_object(folder / f"{name}.json", problems) for name in ("config", "versions"))
+    config, data, versions = (
+        _read_object(folder / f"{name}.json", problems) for name in ("config", "data", "versions")
+    )
     lines = _read_lines(folder / METRICS_NAME, problems)
     return RunRecords(
         name=str(folder),
         lines=lines,
         config=config,
+        data=data,
         versions=versions,
         checkpoint=_checkpoint_in(folder, config),
         history=history and _up_to_date(history, lines),
@@ -202,7 +207,7 @@ def _time(line: Line) -> float:
 
 
 def _without_folder(uri: str) -> RunRecords:
-    return RunRecords(name=uri, config={}, versions={}, checkpoint=uri)
+    return RunRecords(name=uri, config={}, data={}, versions={}, checkpoint=uri)
 
 
 def _not_a_run(run: str, problems: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ class GradientNoise:
 
     @property
     def trace(self) -> float:
-        """Unbiased estimate of `tr(S)`, the variance of a sample's gradient; below 0 by chance alone.
+        """Unbiased estimate of `tr(S)`, the variance of a sample's gradient; not above 0 by chance alone.
 
         Holds for parts of any sizes: with samples as weights, the mean of `1 / b` is `workers / batch`.
         """
@@ -50,7 +50,7 @@ class GradientNoise:
 
         None: the window is too short for it.
         """
-        return max(0.0, self.trace) / self.squared_norm if self.squared_norm > 0 else None
+        return self.trace / self.squared_norm if min(self.trace, self.squared_norm) > 0 else None
 
     @property
     def gamma(self) -> float | None:

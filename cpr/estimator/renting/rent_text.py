@@ -74,11 +74,18 @@ def _reasons(plan: RentPlan) -> Iterator[str]:
         "fixed": model.fixed_s,
         "per thousand samples of a worker": 1000 * model.sample_s,
         "per further worker": model.worker_s,
-        "per MB that a worker sends, besides the time on the link": 1e6 * model.byte_s,
     }
+    if model.link_bytes_per_s is not None:
+        a_byte_s = max(0.0, model.byte_s + 1 / model.link_bytes_per_s)
+        parts["per MB that a worker sends, over the slowest links of the runs"] = 1e6 * a_byte_s
+    fit = (
+        "The runs are as few as these figures, which thus fit them exactly: nothing is known of their errors"
+        if model.worst_error is None
+        else f"Errors in the runs that this was fitted to: {share_text(model.worst_error)} at most"
+    )
     yield (
         f"A step takes {'; '.join(f'{duration_text(each)} {name}' for name, each in parts.items() if each)}. "
-        f"Errors in the runs that this was fitted to: {share_text(model.worst_error)} at most."
+        f"{fit}."
     )
     largest = max(plan.offers, key=lambda offer: (offer.workers, offer.batch))
     if largest.workers > 1:
@@ -90,7 +97,9 @@ def _reasons(plan: RentPlan) -> Iterator[str]:
         )
     yield f"Samples to the target: {samples.source}."
     critical = samples.critical_batch
-    if critical is not None:
+    if critical == 0:
+        yield "By these runs, a larger batch needs as many steps: choose the smallest that is fast enough."
+    elif critical is not None:
         yield (
             f"The critical batch is {critical:,.3g}: a batch of that size takes twice the fewest samples, "
             f"{samples.least_samples:.3g}, and twice the fewest steps, {samples.least_steps:.3g}."
@@ -113,13 +122,10 @@ def _caveats(plan: RentPlan) -> Iterator[str]:
             "* is outside of the measured numbers of workers, or of samples of a worker: confirm it with a "
             "run."
         )
-    if model.worst_error > POOR_FIT:
+    if model.worst_error is None:
+        yield "Another run, with other workers and another batch, would show how well a step is predicted."
+    elif model.worst_error > POOR_FIT:
         yield "The model of a step's time fits its own runs poorly: run more of them, longer or undisturbed."
-    if len(model.steps) <= model.num_coefficients:
-        yield (
-            "There are as few runs as coefficients, so that their errors say nothing: another run would show "
-            "how well the model predicts."
-        )
     if any(offer.workers > 1 for offer in plan.offers):
         yield (
             "Rented workers are taken to be as fast as those of the runs, as many on a node, and each with "

@@ -102,8 +102,13 @@ class StepTime:
         return sum(each != 0 for each in (self.fixed_s, self.sample_s, self.worker_s, self.byte_s))
 
     @property
-    def worst_error(self) -> float:
-        """Largest relative error among the steps that the model was fitted to."""
+    def worst_error(self) -> float | None:
+        """Largest relative error among the steps that the model was fitted to.
+
+        None: there are as few steps as coefficients, which are then met exactly, whatever they are.
+        """
+        if len(self.steps) <= self.num_coefficients:
+            return None
         return max(
             abs(self.seconds(each.workers, each.batch, each.link_bytes_per_s) / each.seconds - 1)
             for each in self.steps

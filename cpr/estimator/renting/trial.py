@@ -114,10 +114,13 @@ def noise_of(trials: Sequence[Trial]) -> float | None:
         return None
     known = [trial.noise for trial in measured if trial.noise is not None and trial.noise.scale is not None]
     if not known:
-        raise ValueError(
-            "the gradients of these runs are lost in their noise: train one for more steps, or with a larger "
-            "data.global_batch_size"
+        is_lost = all(trial.noise.squared_norm <= 0 for trial in measured if trial.noise is not None)
+        why, size = (
+            ("gradients of these runs are lost in their noise", "larger")
+            if is_lost
+            else ("noise of these runs' gradients is too small to be measured", "smaller")
         )
+        raise ValueError(f"the {why}: train one for more steps, or with a {size} data.global_batch_size")
     return max(known, key=lambda noise: noise.steps).scale
 
 
@@ -138,13 +141,22 @@ def samples_to(target: Target, trials: Sequence[Trial]) -> SamplesNeeded:
     """Samples to a target by batch: fitted to the trials that reached it, or by noise if all had one batch.
 
     Raises:
-        ValueError: none has reached it, or the windows of noise were too short.
+        ValueError: none has reached it, one had done so when it was first evaluated, or the windows of noise
+            were too short.
     """
     found: dict[int, list[float]] = {}
     for trial in trials:
-        samples = target.reached_after(trial.curves[target.metric])
-        if samples is not None:
-            found.setdefault(trial.step.batch, []).append(samples)
+        curve = trial.curves[target.metric]
+        samples = target.reached_after(curve)
+        if samples is None:
+            continue
+        if samples <= curve[0][0]:
+            raise ValueError(
+                f"{trial.name} had reached {target} before it was first evaluated, after {samples:.3g} "
+                "samples: nobody knows when. Train it with a smaller train.evaluate_every_steps, or give a "
+                "target that is farther away"
+            )
+        found.setdefault(trial.step.batch, []).append(samples)
     reached = {batch: mean(each) for batch, each in sorted(found.items())}
     if not reached:
         evaluated = [point for trial in trials for point in trial.curves[target.metric]]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cpr.cli.main import entry
-from tests.cpr.estimator.renting.lines import LINK, seconds, write_run
+from tests.cpr.estimator.renting.lines import CONFIG, DATA, LINK, seconds, write_run
 from tests.readmes import command
 
 SIZES = ((1, 512), (1, 4096), (4, 512), (4, 4096), (2, 1024))
@@ -89,6 +89,8 @@ def test_text_and_picture(plan, capsys, tmp_path):
     assert "With 1 worker a failure comes each 41.7 d: " in out
     assert "4-512: 4 workers, batch 512, " in out
     assert "Failures and saves are not counted" not in out
+    assert "1 ms per further worker; 10 ms per MB that a worker sends, over the slowest links" in out
+    assert "Errors in the runs that this was fitted to: " in out
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -101,6 +103,40 @@ def test_the_command_of_the_readme(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert out.startswith("Cheapest and fastest: 1 worker, batch 1,024: ")
     assert "With 1 worker a failure comes each 41.7 d" in out
+    assert "nothing is known of their errors" in " ".join(out.split()), "three runs, three figures"
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"data": {**DATA, "label": "bought"}}, "were trained on different data sets"),
+        (
+            {"config": {**CONFIG, "model": {"kind": "lr", "embedding_dim": 16}}},
+            "model.kind is 'dlrm' and 'lr'. Give runs that differ in workers and data.global_batch_size",
+        ),
+        ({"config": {**CONFIG, "train": {"precision": "bf16"}}}, "train.precision is 'fp32' and 'bf16'"),
+        ({"config": {}}, "no readable config.json or data.json"),
+        ({"data": {}}, "copy the whole folder of the run"),
+    ],
+)
+def test_runs_of_different_jobs_are_refused(other, message, runs, tmp_path, capsys):
+    foreign = write_run(tmp_path / "foreign", 2, 4096, **other)
+    assert entry(["plan", "--workers", "1", "--samples", "1", "--price", "1", "--trial", *runs, foreign]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_larger_batch_that_saves_no_steps(tmp_path, capsys):
+    """Runs whose larger batch needed as many steps: all samples are those of steps."""
+    reached = {512: 51_200.0, 4096: 409_600.0}
+    runs = [
+        write_run(tmp_path / str(batch), 1, batch, curve=[(0, 0.5), (2 * samples, 0.9)])
+        for batch, samples in reached.items()
+    ]
+    arguments = ["--workers", "1", "--price", "1", "--target", "auc=0.7", "--trial", *runs]
+    assert entry(["plan", *arguments]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "By these runs, a larger batch needs as many steps" in out
+    assert "critical batch" not in out
 
 
 def test_one_offer_is_cheapest_and_fastest(plan, capsys):

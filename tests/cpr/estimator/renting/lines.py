@@ -39,9 +39,19 @@ def run_lines(workers, batch, curve=(), rates=None, **noise_options):
     return lines + [{"kind": "evaluation", "samples": samples, "auc": auc} for samples, auc in curve]
 
 
-def write_run(folder, *arguments, **options):
+CONFIG = {
+    "model": {"kind": "dlrm", "embedding_dim": 16},
+    "train": {"precision": "fp32", "max_steps": 100},
+    "comm": {"exchange": "dense"},
+}
+DATA = {"features": [{"name": "cat_0", "rows": 10}], "label": "label"}
+
+
+def write_run(folder, *arguments, config=CONFIG, data=DATA, **options):
     """A run's folder with these lines; returns its name."""
     folder.mkdir()
+    for name, content in (("config", config), ("data", data)):
+        (folder / f"{name}.json").write_text(json.dumps(content))
     lines = run_lines(*arguments, **options)
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return str(folder)

@@ -53,8 +53,10 @@ def test_the_longest_window_of_noise_counts():
     found = noise_of([trial(1, 512), trial(2, 512, steps=100, scale=7.0), trial(4, 512)])
     assert found == pytest.approx(NOISE_SCALE)
     assert noise_of([trial(1, 512)]) is None
-    with pytest.raises(ValueError, match="train one for more steps"):
+    with pytest.raises(ValueError, match=r"lost in their noise: train one for more steps, or with a larger"):
         noise_of([trial(2, 512, squared_norm=-1.0, scale=-900.0)])
+    with pytest.raises(ValueError, match=r"too small to be measured: train one for more .* a smaller"):
+        noise_of([trial(2, 512, squared_norm=1.0, scale=-900.0)])
 
 
 def test_samples_as_given_are_those_of_the_smallest_batch():
@@ -76,6 +78,12 @@ def test_samples_to_a_target_by_runs_that_reached_it():
     assert by_noise.critical_batch == pytest.approx(NOISE_SCALE)
     with pytest.raises(ValueError, match=r"reached auc=0.7; their best is 0.6: train one until it does"):
         samples_to(AUC, [trial(1, 512, curve=[(100, 0.6)]), trial(1, 1024)])
+
+
+def test_a_run_that_had_reached_the_target_when_first_evaluated_says_not_when():
+    early = trial(1, 512, curve=[(61_440, 0.75), (90_000, 0.8)])
+    with pytest.raises(ValueError, match=r"run had reached auc=0.7 before .* smaller train.evaluate_every"):
+        samples_to(AUC, [trial(1, 2048, curve=[(0, 0.5), (60_000, 0.9)]), early])
 
 
 REACHED = {512: 30_000.0, 2048: 60_000.0}
