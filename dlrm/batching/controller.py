@@ -43,6 +43,8 @@ class BatchController:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
+        self.seconds: tuple[float, ...] = ()
+        """Of each rank in a step, on average, by which sizes changed last; of the sizes before that."""
         self._begin()
 
     def observe(self, seconds: Sequence[float]) -> tuple[int, ...] | None:
@@ -61,8 +63,9 @@ class BatchController:
         self._steps.clear()
         for window in self._windows:
             window.add(steps)
-            if wanted := self._wanted(*window.means_and_errors()):
-                self.sizes = wanted
+            means, errors = window.means_and_errors()
+            if wanted := self._wanted(means, errors):
+                self.sizes, self.seconds = wanted, tuple(means.tolist())
                 self._begin()
                 return wanted
         return None

@@ -72,15 +72,19 @@ class DynamicBatching:
             return None
         self._loader.resize(sizes)
         if self._rank == 0:
-            took = ", ".join(f"{1000 * each:.0f}" for each in seconds)
             logger.info(
-                "step %d: batches of %s samples instead of %s, as ranks work %s ms a step",
+                "step %d: batches of %s samples instead of %s, with which ranks worked %s ms on average",
                 step,
                 list(sizes),
                 list(before),
-                took,
+                ", ".join(f"{1000 * each:.0f}" for each in self.seconds),
             )
         return sizes
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Of each rank in a step, on average, by which sizes changed last; empty before that."""
+        return () if self._controller is None else self._controller.seconds
 
     def leave(self) -> None:
         """Store the sizes; a collective, when a launch ends and everything is saved."""

@@ -604,8 +604,9 @@ class TrainConfig:
     which gradients are computed, from `velocity` or from the last change of the `weights`; or both."""
     batching: Literal["even", "dynamic"] = "even"
     """Samples of each rank in a step: as many on all (`even`); or by the measured speed of each (`dynamic`),
-    which is followed during training, for workers that are not equally fast. Both together train the same
-    global batches, and the result of a step is that of one process but for rounding."""
+    which is followed during training, for workers that are not equally fast. All ranks together have
+    `data.global_batch_size` samples in each step, and its result is that of one process with the same samples
+    but for rounding; an epoch has each sample once. Which samples share a step depends on ranks and sizes."""
     log_every_steps: int = 100
     """Steps between lines of metrics."""
     progressive_steps: int = 0

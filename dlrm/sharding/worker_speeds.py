@@ -7,6 +7,7 @@ them.
 """
 
 import json
+import logging
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from torchrec.distributed.planner.types import Perf, PerfModel, ShardingOption
 
 from dlrm.launch.device import of_rank_0
 from dlrm.launch.files import write_json
+
+logger = logging.getLogger(__name__)
 
 SPEEDS_NAME: Final = "speeds.json"
 """File in a run folder."""
@@ -43,16 +46,28 @@ def save_speeds(folder: Path, speeds: Sequence[float], local_rank: int) -> None:
 
 
 def load_speeds(folder: Path | None, local_rank: int) -> list[float] | None:
-    """Speeds of the present workers, by rank; None if those of the file are others. A collective.
+    """Speeds of the present workers, by rank; a collective.
 
-    Raises:
-        ValueError: on all ranks, if the file is damaged.
+    None: nothing is stored, or something else, of which rank 0 warns. Training does not depend on it.
     """
     workers = _workers(local_rank)
-    found = of_rank_0(lambda: None if folder is None else _read(folder / SPEEDS_NAME))
-    if found is None or {*found} != {*workers}:
-        return None
-    return [found[worker] for worker in workers]
+
+    def read() -> list[float] | None:
+        file = Path() if folder is None else folder / SPEEDS_NAME
+        if not file.is_file():
+            return None
+        try:
+            found = _read(file)
+            if {*found} != {*workers}:
+                raise ValueError(f"it is of other workers than these {len(workers)}")
+        except (OSError, ValueError) as error:
+            logger.warning(
+                "%s is not used, and tables are laid out for workers of equal speed: %s", file, error
+            )
+            return None
+        return [found[worker] for worker in workers]
+
+    return of_rank_0(read)
 
 
 def _workers(local_rank: int) -> list[str]:
@@ -62,18 +77,13 @@ def _workers(local_rank: int) -> list[str]:
     return workers
 
 
-def _read(file: Path) -> dict[str, float] | None:
-    if not file.exists():
-        return None
+def _read(file: Path) -> dict[str, float]:
     try:
         speeds = {worker: float(speed) for worker, speed in json.loads(file.read_text())["speeds"].items()}
-        if not all(isfinite(speed) and speed > 0 for speed in speeds.values()):
-            raise ValueError("speeds must be positive")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{file} does not say how fast each worker is ({error!r}); remove it, and tables are planned for "
-            "workers of equal speed"
-        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError("it is damaged") from None
+    if not all(isfinite(speed) and speed > 0 for speed in speeds.values()):
+        raise ValueError("not all of its speeds are positive")
     return speeds
 
 

@@ -90,8 +90,14 @@ class Recorder:
         The parts are those of `cpr.report.page.STEP_PARTS`.
         """
 
-    def resized(self, step: int, sizes: Sequence[int]) -> None:
-        """Record that each rank has batches of another size after a step: samples by rank."""
+    def resized(self, step: int, sizes: Sequence[int], seconds: Sequence[float]) -> None:
+        """Record that each rank has batches of another size after a step.
+
+        Args:
+            step: after which.
+            sizes: samples by rank.
+            seconds: in which each rank worked in a step, on average, with the sizes before.
+        """
 
     def streamed(self, step: int, figures: StreamFigures) -> None:
         """Record how the stream of the data was doing before a step."""
@@ -270,9 +276,12 @@ class Telemetry(Recorder):
         before, self._lapped = self._lapped, perf_counter()
         self._lap_seconds[part] = self._lap_seconds.get(part, 0.0) + self._lapped - before
 
-    def resized(self, step: int, sizes: Sequence[int]) -> None:
-        """Write a line with the sizes."""
-        self._write("batch_sizes", step, {f"rank_{rank}": size for rank, size in enumerate(sizes)})
+    def resized(self, step: int, sizes: Sequence[int], seconds: Sequence[float]) -> None:
+        """Write a line with the sizes, and seconds that led to them."""
+        figures: dict[str, float] = {f"rank_{rank}": size for rank, size in enumerate(sizes)}
+        self._write(
+            "batch_sizes", step, figures | {f"seconds_{rank}": each for rank, each in enumerate(seconds)}
+        )
 
     def streamed(self, step: int, figures: StreamFigures) -> None:
         """Write a line with the figures, of which the last are part of the report."""

@@ -313,7 +313,7 @@ class Trainer:
             return
         self.batching.end()
         if sizes := self.batching.adapt(seconds, self.steps_done):
-            self.telemetry.resized(self.steps_done, sizes)
+            self.telemetry.resized(self.steps_done, sizes, self.batching.seconds)
 
     def _record_step(self, batch: Batch, loss: Tensor, logits: Tensor | None) -> None:
         """Record the step that was just done."""

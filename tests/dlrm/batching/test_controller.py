@@ -29,10 +29,12 @@ class Ranks:
             seconds = self.seconds(self.controller.sizes)
             seconds = seconds * self.rng.uniform(1 - self.noise, 1 + self.noise, len(seconds))
             self.elapsed_s += seconds.max()
-            total = sum(self.controller.sizes)
+            before = self.controller.sizes
+            total = sum(before)
             if (changed := self.controller.observe(seconds)) is not None:
                 assert changed == self.controller.sizes
                 assert sum(changed) == total
+                assert changed == shares(np.array(before) / self.controller.seconds, total), "as is logged"
                 self.changes.append(self.elapsed_s)
 
     @property
