@@ -32,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--dataset", type=Path, default=Path("datasets/tiny"), help="default: %(default)s")
     options = parser.parse_args(arguments)
-    # `force`: an import has configured logging already, and the killer's message has to be shown.
-    logging.basicConfig(format="%(message)s", force=True)
+    # the killer warns of what it does, which is said below; `force`: an import has configured logging already
+    logging.basicConfig(format="%(message)s", level=logging.ERROR, force=True)
     RUNS.mkdir(parents=True, exist_ok=True)
     before = set(RUNS.iterdir())
     settings = [*SETTINGS, f"data.uri={options.dataset}", f"train.run_folder={RUNS}"]
