@@ -96,8 +96,8 @@ def rent_plan(options: argparse.Namespace) -> tuple["RentPlan", list[str]]:
     Raises:
         ValueError: a value is missing or impossible, or a run has not measured what is needed.
     """
+    from cpr.cli.same_job import refuse_different
     from cpr.estimator.renting.offers import plan_rent
-    from cpr.estimator.renting.same_job import refuse_different
     from cpr.estimator.renting.samples import Target
     from cpr.estimator.renting.step_time import fit_step_time
     from cpr.estimator.renting.trial import Trial, samples_given, samples_to, traffic_of
