@@ -15,6 +15,18 @@ from data.dataset import DatasetManifest, Feature
 from data.loader.columns import Column, Rows
 
 
+class DecodeError(ValueError):
+    """A column does not hold what the manifest says.
+
+    Attributes:
+        reason: what it holds, also for those who have no file: the records of a stream.
+    """
+
+    def __init__(self, file: str, reason: str, advice: str = "") -> None:
+        super().__init__(f"{file}: {reason}{advice or f'; {PREPARE_AGAIN}'}")
+        self.reason = reason
+
+
 def decode(table: pa.Table, manifest: DatasetManifest, file: str) -> Rows:
     """View the columns of a row group after checking them against the manifest.
 
@@ -24,7 +36,7 @@ def decode(table: pa.Table, manifest: DatasetManifest, file: str) -> Rows:
         file: the file's name, for messages.
 
     Raises:
-        ValueError: a wrong type, a null, an id outside its table (raw ids have none), a label that is not
+        DecodeError: a wrong type, a null, an id outside its table (raw ids have none), a label that is not
             0 or 1, a dense value or weight that is not finite, more or fewer weights than ids.
     """
     ids = tuple(_ids(table, feature, file) for feature in manifest.features)
@@ -46,7 +58,8 @@ def _label(table: pa.Table, name: str, file: str) -> Column:
     column = Column(array.to_numpy(zero_copy_only=False))
     wrong = (column.values != 0) & (column.values != 1)
     if wrong.any():
-        raise ValueError(f"{file}: {_first(name, column, wrong)}; a label is 0 or 1; {PREPARE_AGAIN}")
+        what, where = _first(name, column, wrong)
+        raise DecodeError(file, f"{what}; a label is 0 or 1", f" ({where}); {PREPARE_AGAIN}")
     return column
 
 
@@ -62,9 +75,11 @@ def _ids(table: pa.Table, feature: Feature, file: str) -> Column:
     ids = column.values
     if feature.rows and len(ids) and (ids.min() < 0 or ids.max() >= feature.rows):
         worst = ids.min() if ids.min() < 0 else ids.max()
-        raise ValueError(
-            f"{file}: column {feature.name} holds id {worst}, but its table has {feature.rows} rows: ids "
-            f"go from 0 to {feature.rows - 1}. Manifest and file do not belong together; {PREPARE_AGAIN}"
+        raise DecodeError(
+            file,
+            f"column {feature.name} holds id {worst}, but its table has {feature.rows} rows: ids go from 0 "
+            f"to {feature.rows - 1}",
+            f". Manifest and file do not belong together; {PREPARE_AGAIN}",
         )
     return column
 
@@ -75,9 +90,11 @@ def _weights(table: pa.Table, feature: Feature, ids: Column, file: str) -> Colum
     wrong = ids.lengths() != column.lengths()
     if wrong.any():
         row = int(wrong.argmax())
-        raise ValueError(
-            f"{file}: column {name} has {column.lengths()[row]} weights at row {row} of a row group, but "
-            f"{feature.name} has {ids.lengths()[row]} ids there; each id needs one; {PREPARE_AGAIN}"
+        raise DecodeError(
+            file,
+            f"column {name} has {column.lengths()[row]} weights, but {feature.name} has {ids.lengths()[row]} "
+            "ids; each id needs one",
+            f" (row {row} of a row group); {PREPARE_AGAIN}",
         )
     return Column(_finite(column.values, name, file), column.offsets)
 
@@ -104,10 +121,8 @@ def _finite(values: NDArray[Any], name: str, file: str) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float32, copy=False)
     if not np.isfinite(narrow).all():
-        wrong = ~np.isfinite(narrow)
-        raise ValueError(
-            f"{file}: {_first(name, Column(values), wrong)}, which is not finite in float32; {PREPARE_AGAIN}"
-        )
+        what, where = _first(name, Column(values), ~np.isfinite(narrow))
+        raise DecodeError(file, f"{what}, which is not finite in float32", f" ({where}); {PREPARE_AGAIN}")
     return narrow
 
 
@@ -129,20 +144,22 @@ def _array(table: pa.Table, name: str, file: str) -> pa.Array:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def _first(name: str, column: Column, wrong: NDArray[np.bool_]) -> str:
+def _first(name: str, column: Column, wrong: NDArray[np.bool_]) -> tuple[str, str]:
+    """The first wrong value, and where it is."""
     row = int(wrong.argmax())
-    return f"column {name} holds {column.values[row]} at row {row} of a row group"
+    return f"column {name} holds {column.values[row]}", f"row {row} of a row group"
 
 
-def _nulls(file: str, column: str) -> ValueError:
-    return ValueError(
-        f"{file}: column {column} has missing values, but every sample needs all its fields; "
-        "`python -m data.prepare` and `python -m data.convert` fill what is missing in raw data"
+def _nulls(file: str, column: str) -> DecodeError:
+    return DecodeError(
+        file,
+        f"column {column} has missing values, but every sample needs all its fields",
+        "; `python -m data.prepare` and `python -m data.convert` fill what is missing in raw data",
     )
 
 
-def _wrong_type(file: str, column: str, expected: str, found: pa.DataType) -> ValueError:
-    return ValueError(f"{file}: column {column} should be {expected}, but is {found}; {PREPARE_AGAIN}")
+def _wrong_type(file: str, column: str, expected: str, found: pa.DataType) -> DecodeError:
+    return DecodeError(file, f"column {column} should be {expected}, but is {found}")
 
 
 PREPARE_AGAIN = "prepare, convert or index the data again with this version"

@@ -8,7 +8,7 @@ import logging
 import time
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
@@ -43,6 +43,10 @@ PATIENCE_S: Final = 60.0
 BLOCK_BYTES: Final = 1 << 18
 CRITEO: Final = "criteo"
 """Format of files without a known ending, where the data set was made of Criteo's logs."""
+
+
+class _GoneError(Exception):
+    """A file is not what it was when it was found."""
 
 
 class _Block(NamedTuple):
@@ -136,6 +140,10 @@ class FolderStream:
         self._known: set[tuple[str, int]] = set()
         self._formats: dict[str, str] = {}
         self._added: set[str] = set()
+        self._unreadable: dict[str, str] = {}
+        """Why files are left out, by the units of one bad record that stand for them."""
+        self._told: set[str] = set()
+        """Files of which something was logged that is logged once."""
         self._listed_s = self._warned_s = -np.inf
         self.is_quiet = False
         self._late = dict.fromkeys(self.partitions, 0)
@@ -159,12 +167,19 @@ class FolderStream:
         end = min(place.record + at_most, size)
         try:
             checked, end = self._read(place, end)
-        except (pa.ArrowException, OSError, ValueError, pl.exceptions.PolarsError) as error:
-            if self._may_recover(place.unit, error):
+        except (_GoneError, pa.ArrowException, OSError, ValueError, pl.exceptions.PolarsError) as error:
+            if self._is_gone(place.unit):
+                bad: dict[int, str] = {}
+                self._tell_once(
+                    self._file(place.unit),
+                    "was deleted or replaced before all of it was read: the rest of its records is left out, "
+                    "and counted so",
+                )
+            elif self._may_recover(place.unit, error):
                 return None
-            logger.error("%s cannot be read, and is left out: %s", self._file(place.unit), error)
-            left = dict.fromkeys(range(place.record, size), str(error)[:LONGEST_REASON])
-            checked, end = Checked(rows=None, records=np.empty(0, np.int64), bad=left), size
+            else:
+                bad = dict.fromkeys(range(place.record, size), _reason(error))
+            checked, end = _without_rows(bad), size
         self._failing = None
         arrived_s = int(place.unit.partition(" ")[0]) / 1e9
         return Fetched(partition=name, begin=place, end=end, checked=checked, arrived_s=arrived_s)
@@ -203,6 +218,13 @@ class FolderStream:
         late, self._late[partition] = self._late[partition], 0
         return late
 
+    def where(self, partition: str, place: Place) -> str:
+        """The file, and the row in it or in its row group; see `StreamSource.where`."""
+        path, group, first = _piece_of(place.unit)
+        if place.unit in self._unreadable:
+            return path
+        return f"{path}, {f'row group {group}, ' if group else ''}row {first + place.record:,}"
+
     def close(self) -> None:
         """Close the file that is being read."""
         self._table = self._text = None
@@ -229,24 +251,31 @@ class FolderStream:
         for written_ns, path in sorted(files):
             if (path, written_ns) in self._known or _is_passed_over(path):
                 continue
-            if written_ns / 1e9 > self._now() - SETTLE_S:
+            age_s = self._now() - written_ns / 1e9
+            if age_s < -PATIENCE_S:  # not by the skew of two clocks
+                self._tell_once(
+                    self._folder / path,
+                    "has a time in the future, and is not read until then: give it the present one (`touch`)",
+                )
+                continue
+            if age_s < SETTLE_S:
                 is_quiet = False
                 continue
             try:
-                self._add(path, written_ns)
-            except OSError as error:
-                if self._now() - written_ns / 1e9 < PATIENCE_S:
+                pieces = list(self._pieces(self._folder / path, path))
+            except (pa.ArrowException, OSError, ValueError, pl.exceptions.PolarsError) as error:
+                if isinstance(error, OSError) and age_s < PATIENCE_S:
                     is_quiet = False
                     continue  # perhaps a store that cannot be reached for a moment
-                logger.error("%s/%s cannot be read, and is left out: %s", self._folder, path, error)
-            except (pa.ArrowException, ValueError, pl.exceptions.PolarsError) as error:
-                logger.error("%s/%s is left out: %s", self._folder, path, error)
+                pieces = [(0, 0, 1)]
+                self._unreadable[_unit(written_ns, path, 0, 0)] = _reason(error)
+            self._add(path, written_ns, pieces)
             self._known.add((path, written_ns))
         self._is_first, self.is_quiet = False, is_quiet
         self._listed_s = time.monotonic()
 
-    def _add(self, path: str, written_ns: int) -> None:
-        """Add a file's units to their partitions."""
+    def _add(self, path: str, written_ns: int, pieces: Iterable[tuple[int, int, int]]) -> None:
+        """Add a file's units to their partitions; `pieces` are those of `_pieces`."""
         place = self._folder / path
         if path in self._added:
             logger.warning(
@@ -255,8 +284,8 @@ class FolderStream:
                 place,
             )
         first, late = zlib.crc32(path.encode()), 0
-        for number, (group, begin, num_records) in enumerate(self._pieces(place, path)):
-            unit = f"{written_ns:020d} {path}#{group:06d}+{begin:012d}"
+        for number, (group, begin, num_records) in enumerate(pieces):
+            unit = _unit(written_ns, path, group, begin)
             name = self.partitions[(first + number) % NUM_PARTITIONS]
             partition = self._by_name[name]
             if not self._is_first and unit < partition.reached:
@@ -297,10 +326,14 @@ class FolderStream:
 
     def _read(self, place: Place, end: int) -> tuple[Checked, int]:
         """Read records of a unit up to about `end`; with the number of the record after them."""
+        if place.unit in self._unreadable:
+            return _without_rows({0: self._unreadable[place.unit]}), end
         path, group, first = _piece_of(place.unit)
         name = str(self._folder / path)
         if self._formats[path] != "parquet":
             block = self._next_block(place, path)
+            if self._is_gone(place.unit):
+                raise _GoneError
             checked = self._records.of_frame(block.frame, block.records, name)
             return replace(checked, bad={**block.bad, **checked.bad}), block.end
         table = self._group(place.unit, path, group)[first + place.record : first + end]
@@ -318,8 +351,22 @@ class FolderStream:
             self._table = None
             with (self._folder / path).open() as stream:
                 table = pq.ParquetFile(stream, page_checksum_verification=True).read_row_group(group)
+            if self._is_gone(unit):
+                raise _GoneError
             self._table = key, table
         return self._table[1]
+
+    def _is_gone(self, unit: str) -> bool:
+        """Whether a unit's file is no more what was found.
+
+        Under the same name there may be another one, whose records come with its own units.
+        """
+        path, written = _piece_of(unit)[0], unit.partition(" ")[0]
+        try:
+            (info,) = self._folder.filesystem.get_file_info([(self._folder / path).path])
+        except OSError:
+            return False
+        return not info.is_file or f"{info.mtime_ns:020d}" != written
 
     def _next_block(self, place: Place, path: str) -> _Block:
         """The block of a file that begins at `place`; goes on where the one before has ended."""
@@ -354,6 +401,11 @@ class FolderStream:
     def _file(self, unit: str) -> Location:
         return self._folder / _piece_of(unit)[0]
 
+    def _tell_once(self, file: Location, what: str) -> None:
+        if f"{file} {what}" not in self._told:
+            self._told.add(f"{file} {what}")
+            logger.warning("%s %s", file, what)
+
 
 def _criteo_blocks(place: Location, skipped: int) -> Iterator[_Block]:
     """Lines of one of Criteo's logs after the first `skipped` ones."""
@@ -370,6 +422,19 @@ def _criteo_blocks(place: Location, skipped: int) -> Iterator[_Block]:
             left = records >= skipped
             bad = {each: reason for each, reason in bad.items() if each >= skipped}
             yield _Block(frame.filter(pl.Series(left)), records[left], number, bad)
+
+
+def _without_rows(bad: Mapping[int, str]) -> Checked:
+    return Checked(rows=None, records=np.empty(0, np.int64), bad=bad)
+
+
+def _reason(error: Exception) -> str:
+    return f"cannot be read: {error}"[:LONGEST_REASON]
+
+
+def _unit(written_ns: int, path: str, group: int, begin: int) -> str:
+    """Name of the rows from `begin` on in a row group; names are ordered by the times of files."""
+    return f"{written_ns:020d} {path}#{group:06d}+{begin:012d}"
 
 
 def _piece_of(unit: str) -> tuple[str, int, int]:

@@ -173,6 +173,10 @@ class KafkaStream:
         """None, as offsets grow."""
         return 0
 
+    def where(self, partition: str, place: Place) -> str:
+        """Partition and offset; see `StreamSource.where`."""
+        return f"partition {int(partition)}, offset {place.record:,}"
+
     def close(self) -> None:
         """Close the connections."""
         self._consumer.close()

@@ -1,6 +1,7 @@
 """Reads the partitions of one rank ahead, in a background thread, and offers their records in order."""
 
 import logging
+import re
 import threading
 import time
 from collections import Counter, deque
@@ -19,6 +20,8 @@ from data.stream.backlog import POLICIES, after, chosen, num_kept, shares_of
 from data.stream.source import Fetched, Place, StreamSource
 
 logger = logging.getLogger(__name__)
+
+_DIGITS: Final = re.compile(r"[\d.,]*\d")
 
 POLL_S: Final = 0.05
 """Pause of the thread when nothing has come; when enough is read, until some of it is taken."""
@@ -102,6 +105,9 @@ class PartitionReader:
         self._quiet_since_s: float | None = None
         self._idle_s = 0.0
         self._bad = Counter[str]()
+        """Bad records by their reasons without digits."""
+        self._examples: dict[str, str] = {}
+        """The newest reason of each of these."""
         self._has_room = threading.Event()
         self._background = Background("stream-reader")
         self._running: Future[None] | None = None
@@ -238,21 +244,19 @@ class PartitionReader:
     def _judge(self, fetched: Fetched) -> None:
         """Log bad records, and refuse a stream that has had too many, also before a restart."""
         for record, reason in fetched.checked.bad.items():
-            self._bad[reason] += 1
-            if str(self._bad[reason]).strip("0") == "1":  # the first, the tenth, the hundredth...
-                where = f"{fetched.begin.unit}, record" if fetched.begin.unit else "offset"
-                logger.warning(
-                    "partition %s, %s %d: left out (%d so far): %s",
-                    fetched.partition,
-                    where,
-                    record,
-                    self._bad[reason],
-                    reason,
-                )
+            kind = _DIGITS.sub("#", reason)  # the same mistake with another value
+            self._bad[kind] += 1
+            self._examples[kind] = reason
+            if str(self._bad[kind]).strip("0") == "1":  # the first, the tenth, the hundredth...
+                where = self._source.where(fetched.partition, Place(fetched.begin.unit, record))
+                such = "" if self._bad[kind] == 1 else f" (one of {self._bad[kind]:,} alike so far)"
+                logger.warning("%s: left out%s: %s", where, such, reason)
         num_bad = sum(each.bad for each in self._states.values())
         num_records = num_bad + sum(each.trained for each in self._states.values())
         if num_records >= JUDGED and num_bad > BAD_SHARE * num_records:
-            reason = self._bad.most_common(1)[0][0] if self._bad else "see the log of earlier starts"
+            reason = "see the log of earlier starts"
+            if self._bad:
+                reason = self._examples[self._bad.most_common(1)[0][0]].rstrip(".")
             raise ValueError(
                 f"{num_bad:,} of the first {num_records:,} records cannot be trained, most of them for "
                 f"this reason: {reason}. Is this the stream that the data set of data.uri describes? Correct "

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from data.criteo import COLUMN_NAMES
 from data.dataset import DatasetManifest
 from data.loader.columns import Rows
-from data.loader.decode import decode
+from data.loader.decode import DecodeError, decode
 from data.prepare.parse.columns import vet
 from data.prepare.parse.lines import BadLine
 from data.schema import Encoder
@@ -99,9 +99,9 @@ class RecordReader:
             return None
         try:
             return decode(table, self.manifest, name)
-        except ValueError as error:
+        except DecodeError as error:
             if table.num_rows == 1:
-                bad[int(records[0])] = str(error)[:LONGEST_REASON]
+                bad[int(records[0])] = error.reason[:LONGEST_REASON]
                 return None
         middle = table.num_rows // 2
         for half in (slice(middle), slice(middle, None)):

@@ -103,6 +103,10 @@ class StreamSource(Protocol):
         """Records that came too late to be read, since the last call."""
         ...
 
+    def where(self, partition: str, place: Place) -> str:
+        """What users call a place: a file and a row of it, or an offset."""
+        ...
+
     def close(self) -> None:
         """Close files and connections."""
         ...

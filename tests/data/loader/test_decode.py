@@ -112,8 +112,8 @@ def test_batches_have_the_values_of_columns_of_any_type(tmp_path, drawn):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ([[0.5], [1.0, 2.0]], "column w has 2 weights at row 1 .* f has 1 ids there"),
-        ([[0.5], [float("inf")]], "column w holds inf at row 1 .* not finite"),
+        ([[0.5], [1.0, 2.0]], "column w has 2 weights, but f has 1 ids; .*row 1 of"),
+        ([[0.5], [float("inf")]], "column w holds inf, which is not finite .*row 1 of"),
         ([["1"], ["2"]], "column w should be float32, or lists of it, but is list<.*string>"),
         ([[0.5], [None]], "column w has missing values"),
     ],

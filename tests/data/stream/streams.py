@@ -54,7 +54,7 @@ class MemoryStream:
         checked = Checked(
             rows=rows_of(ids[~is_bad]) if (~is_bad).any() else None,
             records=records[~is_bad],
-            bad=dict.fromkeys(records[is_bad].tolist(), "it is bad"),
+            bad={each: f"{each} is bad" for each in records[is_bad].tolist()},
         )
         return Fetched(
             partition=name, begin=begin, end=begin.record + len(numbers), checked=checked, arrived_s=0.0
@@ -75,6 +75,9 @@ class MemoryStream:
 
     def passed_over(self, partition: str) -> int:
         return 0
+
+    def where(self, partition: str, place: Place) -> str:
+        return f"{partition}, record {place.record}"
 
     def close(self) -> None:
         self.closed = True

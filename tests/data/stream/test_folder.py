@@ -196,15 +196,25 @@ def test_bad_rows_and_bad_files(tmp_path, clock, caplog):
     for name in ("2.parquet", "3.what", "4.parquet"):
         os.utime(tmp_path / name, (NOW_S - 85, NOW_S - 85))
     stream, places = open_folder(tmp_path, clock)
-    ids, bad = [], {}
+    ids, bad, everything, read = [], {}, [], []
     for _ in range(2):
-        found, worse = drain(stream, places)
-        ids, bad = ids + found, bad | worse
+        while (fetched := stream.fetch(places, 1000)) is not None:
+            read.append(fetched.begin)
+            places[fetched.partition] = Place(fetched.begin.unit, fetched.end)
+            bad |= fetched.checked.bad
+            everything += fetched.checked.bad.values()
+            if fetched.checked.rows is not None:
+                ids += ids_of([fetched.checked.rows])
         clock.now_s += PATIENCE_S + 1
     assert ids == [1, 2, 4, 6, 200, 201, 202]
-    assert len(bad) == 20, "of the damaged file; its numbers are also those of the two bad rows"
-    for name in ("2.parquet", "3.what", "4.parquet"):
-        assert f"{name}" in caplog.text
+    assert len(bad) == 20, "of the damaged file; its numbers are also those of the others"
+    assert len(everything) == 2 + 1 + 1 + 20, "rows, and a record for each file that cannot be read"
+    assert sum("cannot be read: " in reason for reason in everything) == 22
+    unit = next(place for place in read if "2.parquet" in place.unit)
+    assert stream.where("00", unit) == "2.parquet"
+    assert stream.where("00", Place(f"{NOW_S:020.0f} a/b.parquet#000002+000004096", 5)) == (
+        "a/b.parquet, row group 2, row 4,101"
+    )
 
 
 def test_a_file_that_is_gone_before_it_was_read(tmp_path, clock, caplog):
@@ -215,10 +225,98 @@ def test_a_file_that_is_gone_before_it_was_read(tmp_path, clock, caplog):
     first = stream.fetch(places, 1000)
     places[first.partition] = Place(first.begin.unit, first.end)
     gone.unlink()
-    ids, bad = drain(stream, places)
-    assert ids == list(range(20, 30))
-    assert len(bad) == 10
-    assert "2.parquet cannot be read, and is left out" in caplog.text
+    assert sum(stream.waiting(name, place) for name, place in places.items()) == 20
+    assert drain(stream, places) == (list(range(20, 30)), {}), "of no bad records, but of such that are gone"
+    assert "2.parquet was deleted or replaced before all of it was read" in caplog.text
+    assert sum(stream.waiting(name, place) for name, place in places.items()) == 0
+
+
+@pytest.fixture(scope="module")
+def raw_dataset(tmp_path_factory):
+    """A data set whose raw rows have the columns of its encoded ones."""
+    from data.convert.__main__ import main  # noqa: PLC0415
+
+    folder = tmp_path_factory.mktemp("set")
+    write_labels(folder / "raw.jsonl", 100, label=0)
+    (folder / "schema.toml").write_text(
+        '[label]\ncolumn = "label"\n[[dense]]\ncolumn = "price"\n'
+        '[[sparse]]\ncolumn = "item"\nids = "hash"\nrows = 100\n'
+    )
+    assert main([str(folder / "schema.toml"), str(folder / "raw.jsonl"), "--out", str(folder / "set")]) == 0
+    return str(folder / "set")
+
+
+def write_labels(path, num_records, label):
+    frame = pl.DataFrame({"label": label, "price": 0.5, "item": range(num_records)})
+    frame.write_parquet(path, row_group_size=3000) if "parquet" in path.name else frame.write_ndjson(path)
+    return path
+
+
+@pytest.mark.parametrize("num_new", [3000, 9000])
+@pytest.mark.parametrize("num_read", [0, 1000, 4000])
+@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
+def test_a_file_that_is_replaced_before_it_was_read_is_trained_once(
+    tmp_path, clock, caplog, monkeypatch, raw_dataset, num_new, num_read, ending
+):
+    """By another one of any length: none of its records is read in the place of the old ones."""
+    monkeypatch.setattr("data.stream.folder.BLOCK_BYTES", 4000)
+    path = write_labels(tmp_path / f"in.{ending}", 5000, label=0)
+    (tmp_path / "in").mkdir()
+    path = path.rename(tmp_path / "in" / path.name)
+    os.utime(path, (NOW_S - 100, NOW_S - 100))
+    manifest = MANIFEST if ending == "parquet" else read_manifest(raw_dataset)
+    stream = FolderStream(
+        str(tmp_path / "in"), manifest, raw_dataset, is_encoded=ending == "parquet", now=clock
+    )
+    places = dict.fromkeys(stream.partitions, START)
+    assert sum(stream.waiting(name, place) for name, place in places.items()) == 5000
+    counted, labels = {True: 0, False: 0}, {True: [], False: []}
+
+    def read():
+        """Read once, and count by whether a file is the new one."""
+        fetched = stream.fetch(places, 1000)
+        if fetched is None:
+            return False
+        places[fetched.partition] = Place(fetched.begin.unit, fetched.end)
+        assert not fetched.checked.bad
+        is_new = int(fetched.begin.unit[:20]) == (NOW_S - 50) * 1e9
+        counted[is_new] += fetched.end - fetched.begin.record
+        if fetched.checked.rows is not None:
+            labels[is_new] += fetched.checked.rows.label.values.tolist()
+        return True
+
+    while counted[False] < num_read:
+        read()
+    other = write_labels(tmp_path / f"other.{ending}", num_new, label=1)
+    os.utime(other, (NOW_S - 50, NOW_S - 50))
+    other.rename(path)
+    clock.now_s += 0.5  # the folder is not listed again before the next read
+    for _ in range(2):
+        while read():
+            pass
+        clock.now_s += 2
+    assert counted == {True: num_new, False: 5000}
+    assert labels[True] == [1.0] * num_new
+    assert set(labels[False]) <= {0.0}
+    is_left_out = len(labels[False]) < 5000
+    assert is_left_out == ("was deleted or replaced before all of it was read" in caplog.text)
+    assert is_left_out or num_read == 4000, "of which a whole row group was read ahead"
+
+
+def test_a_file_from_the_future_is_named_and_keeps_no_run_waiting(tmp_path, clock, caplog):
+    write(tmp_path / "1.parquet", range(10))
+    write(tmp_path / "2.parquet", range(10, 20), age_s=-3600)
+    write(tmp_path / "3.parquet", range(20, 30), age_s=-PATIENCE_S / 2)
+    stream, places = open_folder(tmp_path, clock)
+    assert drain(stream, places)[0] == list(range(10))
+    assert not stream.is_quiet, "the clock of a store may be ahead"
+    clock.now_s += PATIENCE_S / 2 + SETTLE_S
+    assert drain(stream, places)[0] == list(range(20, 30))
+    assert stream.is_quiet
+    (said,) = [each for each in caplog.messages if "2.parquet" in each]
+    assert "has a time in the future, and is not read until then: give it the present one (`touch`)" in said
+    clock.now_s += 3600
+    assert drain(stream, places)[0] == list(range(10, 20))
 
 
 def test_number_of_partitions():
@@ -261,5 +359,6 @@ def test_raw_rows_are_encoded_as_the_data_set_was(tmp_path, clock):
     assert len(rows) == 9
     assert {row[0] for row in rows} == {0, 1}
     assert set(rows) <= known
-    assert len(bad) == 3
-    assert all("clicked is not 0 or 1" in reason for reason in bad)
+    assert len(bad) == 4
+    assert sum("clicked is not 0 or 1" in reason for reason in bad) == 3
+    assert sum(reason.startswith("cannot be read: ") for reason in bad) == 1, "a file without a column"

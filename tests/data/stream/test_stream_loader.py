@@ -289,13 +289,19 @@ def test_too_many_bad_records_end_a_run_that_goes_on_too():
         train_all(stream, 1, state=state, steps=50)
 
 
-def test_too_many_bad_records_end_the_run():
+def test_too_many_bad_records_end_the_run(caplog):
     stream = full(1, 5000)
     stream.bad = set(range(0, 5000, 5))
     with pytest.raises(
-        ValueError, match=r"cannot be trained, most of them for this reason: it is bad\. Is this"
+        ValueError, match=r"cannot be trained, most of them for this reason: \d* is bad\. Is this"
     ):
         train_all(stream, 1)
+    told = [each for each in caplog.messages if "left out" in each]
+    assert told[:2] == [
+        "p0, record 0: left out: 0 is bad",
+        "p0, record 45: left out (one of 10 alike so far): 45 is bad",
+    ]
+    assert len(told) <= 4, "the same mistake with other values"
 
 
 def test_what_waits_is_cut_counted_and_part_of_the_position():
