@@ -17,6 +17,7 @@ from cpr.errors import SaveFailedError, SaveRefusedError
 from cpr.estimator.history import RunHistory, SaveCost, SaveEvent
 from cpr.humanize import count_text
 from cpr.mirror.config import MirrorFigures
+from cpr.recovery.decide.inventory import PROGRESS_STATE
 from cpr.recovery.decide.lineage import refuse_unsaved
 from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Recovery
@@ -120,6 +121,8 @@ class Checkpoints(Session):
         self._config = config
         self._resume, self._initialize, self._changes = resume, initialize, changes
         self._progress = RunProgress()
+        # as `cpr.PartialRecovery` does, which may resume the run; saves of older versions have none
+        checkpointer.register(PROGRESS_STATE, self._progress, optional=True)
         self._saves = self._open_saves()
 
     def take_save_costs(self) -> Sequence[SaveCost | SaveEvent]:

@@ -34,6 +34,9 @@ class Saved:
         state = SimpleNamespace(sequence=0, step=self._there, newest=newest)
         return SimpleNamespace(state=state, seconds=1.0, same_ranks=True)
 
+    def register(self, name: str, state: object, optional: bool) -> None:
+        assert optional, "older saves have none"
+
     def step(self) -> None:
         self.steps_done += 1
 

@@ -58,9 +58,14 @@ def check_equal(folder, whole):
     assert report_of(folder)["steps"] == report_of(whole)["steps"] == 100
 
 
-def test_two_interruptions_in_one_epoch_change_nothing(start, dataset, undisturbed, tmp_path):
-    def train(*arguments):
-        return start("-m", "dlrm.train", *arguments, ranks=2, forks=True)
+def test_two_interruptions_in_one_epoch_change_nothing(start, dataset, memory, undisturbed, tmp_path):
+    """Also if the last launch restarts workers, and thus recovers partially, and those before do not."""
+
+    def train(*arguments, restarts=0):
+        environment = {"CPR_RESIDENT_ROOT": str(memory)}
+        return start(
+            "-m", "dlrm.train", *arguments, ranks=2, restarts=restarts, forks=True, environment=environment
+        )
 
     run = train(*settings(dataset, tmp_path, *RESIDUALS, *AHEAD, "checkpoint.every_steps=10"))
     folder = wait_for_step(run, tmp_path, 40)
@@ -76,10 +81,10 @@ def test_two_interruptions_in_one_epoch_change_nothing(start, dataset, undisturb
     saved_at = int(re.search(r"saved at step (\d+) before leaving", said)[1])
     assert saved_at >= 60
 
-    run = train("--resume", folder)
+    run = train("--resume", folder, restarts=1)
     _, said = run.communicate(timeout=100)
     assert run.returncode == 0, said
-    assert f"step {saved_at} of" in said
+    assert f"begins at step {saved_at} (resume): the run resumes from the newest checkpoint" in said
     check_equal(folder, undisturbed())
 
 
