@@ -26,6 +26,7 @@ TITLES: Final = {
     "speed": "Speed",
     "growth": "What grows as the work grows",
     "unevenness": "Workers and data that are not alike",
+    "renting": "How many workers to rent",
     "splitting": "Results instead of embeddings (`--sharding des`)",
     "communication": "Dense gradients over slow links",
     "papers": "Next to the papers",
