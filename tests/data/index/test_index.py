@@ -226,8 +226,8 @@ NULL = pl.when(pl.col("shop") == 0).then(None)
         (pl.col("item no.") - 1, r"column item no. holds id -1, but ids go from 0.*ids = \"raw\""),
         (pl.col("item no.") * 2**33, "column item no. holds id .*too high for a row"),
         (NULL.otherwise(pl.col("price")).alias("price"), "column price has missing values"),
-        (pl.col("shop").alias("clicked"), r"column clicked holds \d+ .* a label is 0 or 1"),
-        (pl.col("scores").list.head(1), r"column scores has 1 weights .* tags has [23] ids"),
+        (pl.col("shop").alias("clicked"), r"column clicked holds \d+; a label is 0 or 1"),
+        (pl.col("scores").list.head(1), r"column scores has 1 weights, but tags has [23] ids"),
         (pl.col("price").alias("Clicked"), "has no column 'clicked'; did you mean 'Clicked'"),
     ],
 )
