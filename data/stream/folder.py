@@ -7,10 +7,9 @@ formats, belong to one of 64 partitions each, so that ranks share the work.
 import logging
 import time
 import zlib
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from data.dataset import DatasetManifest, without_password
 from data.jobs.location import Location
 from data.stream.records import LONGEST_REASON, RecordReader, criteo_rows
 from data.stream.source import Checked, Fetched, Place
+from data.stream.units import PartitionUnits, Unit
 from data.text.content import open_content
 from data.text.streams import LineReader
 
@@ -58,47 +58,6 @@ class _Block(NamedTuple):
     end: int
     """Number of the record after the block."""
     bad: dict[int, str]
-
-
-@dataclass
-class _Partition:
-    """The units of a partition in order."""
-
-    units: list[str] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    """Records of all units up to each."""
-    reached: str = ""
-    """The unit that was read last."""
-
-    def add(self, unit: str, num_records: int) -> None:
-        at = bisect_left(self.units, unit)
-        self.units.insert(at, unit)
-        begin = self.ends[at - 1] if at else 0
-        self.ends[at:] = [begin + num_records, *(end + num_records for end in self.ends[at:])]
-
-    def before(self, place: Place) -> int:
-        """Records before a place."""
-        at = bisect_left(self.units, place.unit)
-        begin = self.ends[at - 1] if at else 0
-        if at < len(self.units) and self.units[at] == place.unit:
-            return min(begin + place.record, self.ends[at])
-        return begin
-
-    def at(self, number: int) -> tuple[Place, int]:
-        """Place of a record by its number, and the end of its unit; there must be one."""
-        unit = bisect_right(self.ends, number)
-        begin = self.ends[unit - 1] if unit else 0
-        return Place(self.units[unit], number - begin), self.ends[unit] - begin
-
-    def after(self, place: Place) -> Iterator[tuple[str, int]]:
-        """Units from a place on, with the records that are left of them."""
-        begin = self.before(place)
-        for unit in range(bisect_right(self.ends, begin), len(self.units)):
-            yield self.units[unit], self.ends[unit] - max(begin, self.ends[unit - 1] if unit else 0)
-
-    @property
-    def num_records(self) -> int:
-        return self.ends[-1] if self.ends else 0
 
 
 class FolderStream:
@@ -136,14 +95,14 @@ class FolderStream:
         self._is_criteo = manifest.provenance.get("maker") == PREPARE and not is_encoded
         self.partitions = tuple(f"{number:02d}" for number in range(NUM_PARTITIONS))
         self.identity = f"folder {without_password(uri).rstrip('/').rpartition('/')[2]}"
-        self._by_name = {name: _Partition() for name in self.partitions}
+        self._by_name = {name: PartitionUnits() for name in self.partitions}
         self._known: set[tuple[str, int]] = set()
         self._formats: dict[str, str] = {}
         self._added: set[str] = set()
         self._unreadable: dict[str, str] = {}
         """Why files are left out, by the units of one bad record that stand for them."""
         self._told: set[str] = set()
-        """Files of which something was logged that is logged once."""
+        """Messages that are logged once."""
         self._listed_s = self._warned_s = -np.inf
         self.is_quiet = False
         self._late = dict.fromkeys(self.partitions, 0)
@@ -168,7 +127,7 @@ class FolderStream:
         try:
             checked, end = self._read(place, end)
         except (_GoneError, pa.ArrowException, OSError, ValueError, pl.exceptions.PolarsError) as error:
-            if self._is_gone(place.unit):
+            if isinstance(error, _GoneError) or self._is_gone(place.unit):
                 bad: dict[int, str] = {}
                 self._tell_once(
                     self._file(place.unit),
@@ -181,7 +140,7 @@ class FolderStream:
                 bad = dict.fromkeys(range(place.record, size), _reason(error))
             checked, end = _without_rows(bad), size
         self._failing = None
-        arrived_s = int(place.unit.partition(" ")[0]) / 1e9
+        arrived_s = Unit.of(place.unit).written_ns / 1e9
         return Fetched(partition=name, begin=place, end=end, checked=checked, arrived_s=arrived_s)
 
     def waiting(self, partition: str, place: Place) -> int:
@@ -220,10 +179,11 @@ class FolderStream:
 
     def where(self, partition: str, place: Place) -> str:
         """The file, and the row in it or in its row group; see `StreamSource.where`."""
-        path, group, first = _piece_of(place.unit)
+        unit = Unit.of(place.unit)
         if place.unit in self._unreadable:
-            return path
-        return f"{path}, {f'row group {group}, ' if group else ''}row {first + place.record:,}"
+            return unit.path
+        group = f"row group {unit.group}, " if unit.group else ""
+        return f"{unit.path}, {group}row {unit.begin + place.record:,}"
 
     def close(self) -> None:
         """Close the file that is being read."""
@@ -268,7 +228,7 @@ class FolderStream:
                     is_quiet = False
                     continue  # perhaps a store that cannot be reached for a moment
                 pieces = [(0, 0, 1)]
-                self._unreadable[_unit(written_ns, path, 0, 0)] = _reason(error)
+                self._unreadable[Unit(written_ns, path).name] = _reason(error)
             self._add(path, written_ns, pieces)
             self._known.add((path, written_ns))
         self._is_first, self.is_quiet = False, is_quiet
@@ -285,7 +245,7 @@ class FolderStream:
             )
         first, late = zlib.crc32(path.encode()), 0
         for number, (group, begin, num_records) in enumerate(pieces):
-            unit = _unit(written_ns, path, group, begin)
+            unit = Unit(written_ns, path, group, begin).name
             name = self.partitions[(first + number) % NUM_PARTITIONS]
             partition = self._by_name[name]
             if not self._is_first and unit < partition.reached:
@@ -328,7 +288,7 @@ class FolderStream:
         """Read records of a unit up to about `end`; with the number of the record after them."""
         if place.unit in self._unreadable:
             return _without_rows({0: self._unreadable[place.unit]}), end
-        path, group, first = _piece_of(place.unit)
+        _, path, group, first = Unit.of(place.unit)
         name = str(self._folder / path)
         if self._formats[path] != "parquet":
             block = self._next_block(place, path)
@@ -361,12 +321,11 @@ class FolderStream:
 
         Under the same name there may be another one, whose records come with its own units.
         """
-        path, written = _piece_of(unit)[0], unit.partition(" ")[0]
         try:
-            (info,) = self._folder.filesystem.get_file_info([(self._folder / path).path])
+            (info,) = self._folder.filesystem.get_file_info([self._file(unit).path])
         except OSError:
             return False
-        return not info.is_file or f"{info.mtime_ns:020d}" != written
+        return not info.is_file or info.mtime_ns != Unit.of(unit).written_ns
 
     def _next_block(self, place: Place, path: str) -> _Block:
         """The block of a file that begins at `place`; goes on where the one before has ended."""
@@ -399,12 +358,13 @@ class FolderStream:
         return time.monotonic() - since < PATIENCE_S
 
     def _file(self, unit: str) -> Location:
-        return self._folder / _piece_of(unit)[0]
+        return self._folder / Unit.of(unit).path
 
     def _tell_once(self, file: Location, what: str) -> None:
-        if f"{file} {what}" not in self._told:
-            self._told.add(f"{file} {what}")
-            logger.warning("%s %s", file, what)
+        message = f"{file} {what}"
+        if message not in self._told:
+            self._told.add(message)
+            logger.warning("%s", message)
 
 
 def _criteo_blocks(place: Location, skipped: int) -> Iterator[_Block]:
@@ -430,18 +390,6 @@ def _without_rows(bad: Mapping[int, str]) -> Checked:
 
 def _reason(error: Exception) -> str:
     return f"cannot be read: {error}"[:LONGEST_REASON]
-
-
-def _unit(written_ns: int, path: str, group: int, begin: int) -> str:
-    """Name of the rows from `begin` on in a row group; names are ordered by the times of files."""
-    return f"{written_ns:020d} {path}#{group:06d}+{begin:012d}"
-
-
-def _piece_of(unit: str) -> tuple[str, int, int]:
-    """Path of a unit's file, its row group, and its first row there."""
-    path, _, piece = unit.partition(" ")[2].rpartition("#")
-    group, _, begin = piece.partition("+")
-    return path, int(group), int(begin)
 
 
 def _is_passed_over(path: str) -> bool:
