@@ -76,8 +76,8 @@ def _reasons(plan: RentPlan) -> Iterator[str]:
         "per further worker": model.worker_s,
     }
     if model.link_bytes_per_s is not None:
-        a_byte_s = max(0.0, model.byte_s + 1 / model.link_bytes_per_s)
-        parts["per MB that a worker sends, over the slowest links of the runs"] = 1e6 * a_byte_s
+        a_megabyte_s = 1e6 * model.sent_byte_s(model.link_bytes_per_s)
+        parts["per MB that a worker sends, over the slowest links of the runs"] = a_megabyte_s
     fit = (
         "The runs are as few as these figures, which thus fit them exactly: nothing is known of their errors"
         if model.worst_error is None

@@ -94,7 +94,11 @@ class StepTime:
                 "nothing: give a run of two or more, too"
             )
         sent = self.traffic.sent(workers, batch)
-        return own_s + self.worker_s * (workers - 1) + max(0.0, self.byte_s + 1 / link) * sent
+        return own_s + self.worker_s * (workers - 1) + self.sent_byte_s(link) * sent
+
+    def sent_byte_s(self, link_bytes_per_s: float) -> float:
+        """Seconds that a sent byte takes in all, over links of this speed."""
+        return max(0.0, self.byte_s + 1 / link_bytes_per_s)
 
     @property
     def num_coefficients(self) -> int:
@@ -105,7 +109,7 @@ class StepTime:
     def worst_error(self) -> float | None:
         """Largest relative error among the steps that the model was fitted to.
 
-        None: there are as few steps as coefficients, which are then met exactly, whatever they are.
+        None: there are as few steps as coefficients, so that any steps are fitted exactly.
         """
         if len(self.steps) <= self.num_coefficients:
             return None

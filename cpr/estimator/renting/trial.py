@@ -109,12 +109,12 @@ def noise_of(trials: Sequence[Trial]) -> float | None:
     Raises:
         ValueError: the windows were too short.
     """
-    measured = [trial for trial in trials if trial.noise is not None]
+    measured = [trial.noise for trial in trials if trial.noise is not None]
     if not measured:
         return None
-    known = [trial.noise for trial in measured if trial.noise is not None and trial.noise.scale is not None]
+    known = [noise for noise in measured if noise.scale is not None]
     if not known:
-        is_lost = all(trial.noise.squared_norm <= 0 for trial in measured if trial.noise is not None)
+        is_lost = all(noise.squared_norm <= 0 for noise in measured)
         why, size = (
             ("gradients of these runs are lost in their noise", "larger")
             if is_lost
@@ -152,8 +152,8 @@ def samples_to(target: Target, trials: Sequence[Trial]) -> SamplesNeeded:
             continue
         if samples <= curve[0][0]:
             raise ValueError(
-                f"{trial.name} had reached {target} before it was first evaluated, after {samples:.3g} "
-                "samples: nobody knows when. Train it with a smaller train.evaluate_every_steps, or give a "
+                f"{trial.name} had reached {target} at some time before it was first evaluated, after "
+                f"{samples:.3g} samples: train it with a smaller train.evaluate_every_steps, or give a "
                 "target that is farther away"
             )
         found.setdefault(trial.step.batch, []).append(samples)
