@@ -50,24 +50,10 @@ def load_speeds(folder: Path | None, local_rank: int) -> list[float] | None:
 
     None: nothing is stored, or something else, of which rank 0 warns. Training does not depend on it.
     """
-    workers = _workers(local_rank)
-
-    def read() -> list[float] | None:
-        file = Path() if folder is None else folder / SPEEDS_NAME
-        if not file.is_file():
-            return None
-        try:
-            found = _read(file)
-            if {*found} != {*workers}:
-                raise ValueError(f"it is of other workers than these {len(workers)}")
-        except (OSError, ValueError) as error:
-            logger.warning(
-                "%s is not used, and tables are laid out for workers of equal speed: %s", file, error
-            )
-            return None
-        return [found[worker] for worker in workers]
-
-    return of_rank_0(read)
+    if folder is None:
+        return None
+    workers, file = _workers(local_rank), folder / SPEEDS_NAME
+    return of_rank_0(lambda: _read(file, workers) if file.is_file() else None)
 
 
 def _workers(local_rank: int) -> list[str]:
@@ -77,7 +63,19 @@ def _workers(local_rank: int) -> list[str]:
     return workers
 
 
-def _read(file: Path) -> dict[str, float]:
+def _read(file: Path, workers: Sequence[str]) -> list[float] | None:
+    """Speeds of these workers; None, with a warning, if the file does not have them."""
+    try:
+        speeds = _parsed(file)
+        if {*speeds} != {*workers}:
+            raise ValueError(f"it is of other workers than these {len(workers)}")
+    except (OSError, ValueError) as error:
+        logger.warning("%s is not used, and tables are laid out for workers of equal speed: %s", file, error)
+        return None
+    return [speeds[worker] for worker in workers]
+
+
+def _parsed(file: Path) -> dict[str, float]:
     try:
         speeds = {worker: float(speed) for worker, speed in json.loads(file.read_text())["speeds"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
