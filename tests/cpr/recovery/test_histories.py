@@ -24,11 +24,12 @@ from cpr.checkpoint.catalog import chain
 from cpr.checkpoint.ownership import lock
 from cpr.checkpoint.ownership.records import Owner, newest_owner
 from cpr.errors import LockedError, MismatchError, RunFinished
+from cpr.mirror.copy import MOMENTS_KEPT
 from cpr.recovery.decide import lineage
 from cpr.recovery.decide.lineage import Directory
 from cpr.recovery.restore.pls_budget import Cost, PlsBudget
 from cpr.recovery.run.report import LIVE
-from tests.cpr.recovery.cluster import MOMENTS_KEPT, RANKS, SAMPLES, TOTAL_SAMPLES, Cluster, KilledError
+from tests.cpr.recovery.cluster import RANKS, SAMPLES, TOTAL_SAMPLES, Cluster, KilledError
 
 HISTORIES = int(os.environ.get("CPR_TESTS_HISTORIES", "120"))
 """Random histories, of up to 40 events each."""

@@ -25,8 +25,8 @@ from tests.system.runs import report_of, wait_for_step
 from tests.system.training.test_resume import workers_of
 
 SIZE = 50
-SAMPLE_S = {0: 2e-4, 1: 6e-4}
-"""Seconds that a rank takes for a sample."""
+SAMPLE_S = {0: 8e-4, 1: 2.4e-3}
+"""Seconds that a rank takes for a sample: much against the rest of a step, also on a busy machine."""
 STEPS = 60
 
 
@@ -97,8 +97,7 @@ def test_a_slow_rank_gets_less_of_each_global_batch(start_ranks, dataset, tmp_pa
     fast, slow = (torch.load(tmp_path / f"found-{rank}", weights_only=False) for rank in range(2))
     assert fast["sizes"][0] == slow["sizes"][0] == SIZE
     assert all(mine + its == 2 * SIZE for mine, its in zip(fast["sizes"], slow["sizes"], strict=True))
-    # 75 would take both equally long if a step took nothing else; on a busy machine, 67 were seen
-    assert 60 <= fast["sizes"][-1] <= 90
+    assert 68 <= fast["sizes"][-1] <= 82, "75 take both equally long"
     assert len(set(fast["sizes"])) <= 6, "it settles"
     assert fast["samples"] == slow["samples"] == [2 * SIZE * step for step in range(1, STEPS + 1)]
     for one, other in zip(fast["weights"], slow["weights"], strict=True):
