@@ -25,6 +25,11 @@ PROXY_NAME: Final = "cpr-for-"
 _PR_SET_NAME: Final = 15
 
 
+def cores_of_worker() -> int:
+    """This worker's share of the cores that the workers of its node may run on, at least one."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 @dataclass(frozen=True, order=True)
 class Process:
     """A process, distinguished from later ones with the same pid."""

@@ -24,7 +24,7 @@ class FaultyStorage:
 
     def __init__(self, inner: "Storage") -> None:
         self.inner = inner
-        self.uri = inner.uri
+        self.uri, self.readers = inner.uri, inner.readers
         self._faults: list[tuple[StorageError | StorageDelay, count[int]]] = []
         """With a counter of the operations that it is about."""
         self._outages: list[tuple[StorageOutage, float]] = []

@@ -6,7 +6,6 @@ while it shards a model, is kept from it (`uninitialized_tables`).
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbedding, 
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
+from cpr.processes import cores_of_worker
 from cpr.shards import TableShard, table_groups
 from dlrm.sharding.splitting.operator_tables import OperatorTables
 
@@ -53,7 +53,7 @@ def initialize_tables(model: nn.Module, seed: int) -> None:
     The range is `weight_init_min` to `weight_init_max` of TorchRec's config, by default +-1 / sqrt(rows).
     Operator tables get the weights of the unsplit model instead.
     """
-    with ThreadPoolExecutor(_num_threads(), "initial-values") as pool:
+    with ThreadPoolExecutor(cores_of_worker(), "initial-values") as pool:
         filled = [
             pool.submit(fill)
             for group in table_groups(model)
@@ -103,12 +103,6 @@ def draw_uniform(values: Values, low: float, high: float, seed: int) -> None:
         np.subtract(bits.view(np.float32), np.float32(1), out=drawn)
         drawn *= np.float32(high - low)
         drawn += np.float32(low)
-
-
-def _num_threads() -> int:
-    """This worker's share of the cores that it may run on."""
-    cores = len(os.sched_getaffinity(0))
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _leave(owner: Any) -> None:

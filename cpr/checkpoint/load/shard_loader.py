@@ -117,8 +117,6 @@ def _copy(source: Tensor, chosen: slice, target: Tensor, rows: Index) -> None:
         target.index_copy_(0, rows.to(target.device), values)
 
 
-NUM_THREADS: Final = 4
-"""Threads of a load that read, verify and copy."""
 LARGE_CHUNK_BYTES: Final = 64 * 2**20
 """Many times what this program writes; memory for such a chunk is taken only if its file is that large."""
 
@@ -212,7 +210,7 @@ def run_reads(storage: Storage, reads: Sequence[Read], progress: Callable[[int],
         return read.chunk.length
 
     bytes_read = 0
-    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="cpr-load") as pool:
+    with ThreadPoolExecutor(storage.readers, thread_name_prefix="cpr-load") as pool:
         try:
             for done in as_completed([pool.submit(run, read) for read in reads]):
                 bytes_read += done.result()

@@ -108,6 +108,8 @@ class ArrowStorage:
         CheckpointError: the store cannot be reached.
     """
 
+    readers = 4
+
     def __init__(self, uri: str) -> None:
         parts = urlsplit(uri)
         host = parts.netloc.rpartition("@")[2]  # the credentials before `@` stay out of messages

@@ -56,6 +56,8 @@ class Storage(Protocol):
 
     uri: str
     """Shown in messages; without credentials."""
+    readers: int
+    """Threads of a process that read it fastest."""
 
     def create(self, path: str) -> AbstractContextManager[Sink]:
         """Write a file atomically: temporary name, sync, rename; or one upload.

@@ -19,7 +19,7 @@ from cpr.shards.shard import TableShard
 class MemoryStorage:
     """Storage in a dictionary that remembers what was read."""
 
-    uri = "memory"
+    uri, readers = "memory", 4
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import State, find_states
 from cpr.checkpoint.format.manifest import Manifest, save_folder
-from cpr.checkpoint.load import shard_loader as reading
 from cpr.checkpoint.load.shard_loader import bytes_to_read, load_shards, read_state_file
 from cpr.checkpoint.save.writer_thread import RankWriter
 from cpr.errors import CorruptFileError, MismatchError
@@ -222,7 +221,7 @@ def test_each_thread_reuses_one_buffer(saved):
     storage.before = lambda method, path, buffer: buffer and addresses.add(address_of(buffer))
     load_shards(storage, state, [make_shard()])
     assert len(storage.reads) > 20
-    assert len(addresses) <= reading.NUM_THREADS
+    assert len(addresses) <= storage.readers
 
 
 def address_of(buffer: memoryview) -> int:
@@ -230,8 +229,8 @@ def address_of(buffer: memoryview) -> int:
 
 
 def test_chunks_are_read_in_parallel(saved):
-    first_reads, barrier = iter(range(reading.NUM_THREADS)), threading.Barrier(reading.NUM_THREADS)
     storage, state = saved[0], newest_state(saved[0])
+    first_reads, barrier = iter(range(storage.readers)), threading.Barrier(storage.readers)
 
     def wait_for_others(*_: object) -> None:
         if next(first_reads, None) is not None:
@@ -306,7 +305,7 @@ def test_a_truncated_or_missing_file_is_named_and_no_thread_is_left(saved, fault
 
 def test_nothing_is_read_after_a_fault(saved, monkeypatch):
     storage, _ = saved
-    monkeypatch.setattr(reading, "NUM_THREADS", 1)
+    monkeypatch.setattr(storage, "readers", 1)
     state = newest_state(storage)
     first, *_ = state.saves[0].rows
     storage.flip_bit(f"saves/00000000/{first.path}", first.chunks[0].offset)

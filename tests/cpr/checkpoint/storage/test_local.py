@@ -272,3 +272,10 @@ def test_open_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         storage = open_storage(uri)
         assert isinstance(storage, LocalStorage)
         assert storage.uri == str(folder)
+
+
+@pytest.mark.parametrize(("cores", "workers", "readers"), [(2, 2, 1), (2, 4, 1), (6, 2, 3), (64, 8, 4)])
+def test_a_load_reads_with_the_cores_of_its_worker(monkeypatch, tmp_path, cores, workers, readers):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(workers))
+    assert LocalStorage(tmp_path).readers == readers
