@@ -126,6 +126,7 @@ class Stager:
         thread, job = self._background
         with job.blocking():
             job.is_waited_for.set()
+            self._pool.wake()  # it may wait for a buffer, which takes as long as writing a piece
             thread.join(seconds_left(deadline))
             if thread.is_alive():
                 _run_out(job)

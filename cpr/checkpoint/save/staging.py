@@ -38,11 +38,15 @@ class StagingPool:
             self.release(self._make())
 
     def acquire(self, timeout_s: float = 0.0) -> Tensor | None:
-        """Take a buffer, uint8 `[PIECE_BYTES]`; None if none is free, or becomes free in time."""
+        """Take a buffer, uint8 `[PIECE_BYTES]`; None if none is free, or becomes free in time and before
+        `wake`."""
         with self._changed:
-            if self._free or self._num_made == self.num_buffers:
-                is_free = self._changed.wait_for(lambda: bool(self._free), timeout_s)
-                return self._free.pop() if is_free else None
+            if not self._free and self._num_made == self.num_buffers:
+                self._changed.wait(timeout_s)
+            if self._free:
+                return self._free.pop()
+            if self._num_made == self.num_buffers:
+                return None
             self._num_made += 1
         return self._make()  # outside of the lock, as touching fresh pages takes long
 
@@ -51,6 +55,11 @@ class StagingPool:
         with self._changed:
             self._free.append(buffer)
             self._changed.notify()
+
+    def wake(self) -> None:
+        """End the waiting of all threads in `acquire`."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _make(self) -> Tensor:
         return torch.zeros(PIECE_BYTES, dtype=torch.uint8, pin_memory=self._pinned)

@@ -277,6 +277,31 @@ def test_a_rolling_save_holds_an_update_up_for_the_piece_it_is_at(start, gate, w
     assert torch.equal(loaded[10:20], second[10:20])
 
 
+def test_a_rolling_save_that_waits_for_a_buffer_holds_no_update_up(start, monkeypatch):
+    monkeypatch.setattr(snapshot, "rows_per_piece", lambda _: 10)
+    monkeypatch.setattr(stager, "POLL_S", WAIT_S)
+    run = start(host_memory_bytes=WRITER_BYTES + 2 * PIECE_BYTES)
+    run.checkpointer.prepare()
+    changed, waits = run.checkpointer._pool._changed, threading.Event()
+    wait = changed.wait
+
+    def noted(timeout_s):
+        waits.set()
+        return wait(timeout_s)
+
+    monkeypatch.setattr(changed, "wait", lambda timeout_s: noted(timeout_s) if timeout_s else None)
+    storage = hold_storage(run)
+    save = run.checkpointer.save("rolling")
+    run.train(1)
+    assert waits.wait(WAIT_S)
+    run.train(1)
+    assert save.blocked_s < WAIT_S / 2
+    assert not run.checkpointer._stager._job.is_copied
+    storage.set()
+    run.checkpointer.wait()
+    assert save.manifest is not None
+
+
 def test_a_rolling_save_copies_on_as_long_as_no_rows_change(start, gate):
     """Also when it has to wait for buffers: there are two, and 48 pieces."""
     run = start(rows={"a": 40, "b": 200}, host_memory_bytes=WRITER_BYTES + 2 * PIECE_BYTES)
