@@ -38,8 +38,10 @@ class StagingPool:
             self.release(self._make())
 
     def acquire(self, timeout_s: float = 0.0) -> Tensor | None:
-        """Take a buffer, uint8 `[PIECE_BYTES]`; None if none is free, or becomes free in time and before
-        `wake`."""
+        """Take a buffer, uint8 `[PIECE_BYTES]`; None if none is free, or becomes free in time.
+
+        `wake` ends the waiting, too.
+        """
         with self._changed:
             if not self._free and self._num_made == self.num_buffers:
                 self._changed.wait(timeout_s)
