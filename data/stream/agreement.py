@@ -27,6 +27,11 @@ class PartitionState:
     bad: int = 0
     """Records that could not be read."""
 
+    @property
+    def counted(self) -> int:
+        """Records before `place`, as far as they were found."""
+        return self.trained + self.left_out + self.bad
+
     def to_json(self) -> list[object]:
         """As plain values."""
         return [*self.place, [list(each) for each in self.stretches], self.trained, self.left_out, self.bad]

@@ -107,6 +107,8 @@ class FolderStream:
         self.is_quiet = False
         self._late = dict.fromkeys(self.partitions, 0)
         self._is_first = True
+        self._resumed: set[str] = set()
+        """Partitions whose files were compared with the position that reading began at."""
         self._failing: tuple[str, float] | None = None
         self._table: tuple[str, pa.Table] | None = None
         self._text: tuple[Place, Iterator[_Block]] | None = None
@@ -172,9 +174,21 @@ class FolderStream:
         last, _ = of.at(end - 1)
         return Place(last.unit, last.record + 1), end - begin
 
-    def passed_over(self, partition: str) -> int:
+    def passed_over(self, partition: str, place: Place, counted: int) -> int:
         """Records of files that are older than others that were read; see `StreamSource.passed_over`."""
         late, self._late[partition] = self._late[partition], 0
+        of = self._by_name[partition]
+        if not self._is_first and partition not in self._resumed:
+            self._resumed.add(partition)
+            of.reached = max(of.reached, place.unit)
+            if (unseen := of.before(place) - counted) > 0:
+                self._tell_once(
+                    self._folder,
+                    "has records that came while no run was reading, in files older than others that were read:"
+                    " they are left out, and counted so. To have such files trained, give them the present "
+                    "time (`touch`)",
+                )
+                late += unseen
         return late
 
     def where(self, partition: str, place: Place) -> str:

@@ -179,7 +179,7 @@ class PartitionReader:
         if self._num_read - self._num_taken >= self._config.ahead:
             return False
         for partition, state in self._states.items():
-            if late := self._source.passed_over(partition):
+            if late := self._source.passed_over(partition, state.place, state.counted):
                 self._states[partition] = replace(state, left_out=state.left_out + late)
             self._skip(partition)
         places = {name: state.place for name, state in self._states.items()}

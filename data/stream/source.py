@@ -99,8 +99,12 @@ class StreamSource(Protocol):
         """The place after the next `count` records, or after all that have come, and how many these are."""
         ...
 
-    def passed_over(self, partition: str) -> int:
-        """Records that came too late to be read, since the last call."""
+    def passed_over(self, partition: str, place: Place, counted: int) -> int:
+        """Records before `place` that came too late to be read, since the last call.
+
+        In the first call also those that came while no run was reading: all that are not among the `counted`
+        ones, which earlier runs have read or left out.
+        """
         ...
 
     def where(self, partition: str, place: Place) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cpr.estimator.renting.noise import GradientNoise
-from cpr.estimator.renting.step_time import pooled_share
+from cpr.estimator.renting.traffic import pooled_share
 from dlrm.comm.links import Link
 from dlrm.optim.norms import local_norms
 from dlrm.sharding.splitting.wire import Wire, counted

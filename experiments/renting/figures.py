@@ -6,7 +6,8 @@ from statistics import mean
 
 from cpr.estimator.renting.offers import Offer, plan_rent
 from cpr.estimator.renting.samples import SamplesNeeded
-from cpr.estimator.renting.step_time import StepTime, TimedStep, Traffic, fit_step_time
+from cpr.estimator.renting.step_time import StepTime, TimedStep, fit_step_time
+from cpr.estimator.renting.traffic import Traffic
 from experiments.harness.record import Row
 from experiments.harness.statistics import median_figures
 from experiments.renting.quality import noise_in, reached, target_of

@@ -17,31 +17,10 @@ from typing import Final
 import numpy as np
 from scipy.optimize import nnls
 
+from cpr.estimator.renting.traffic import Traffic
+
 LEAST_NEWS: Final = 0.05
 """Share of a term, over all trials, that other terms must not explain: else trials cannot tell it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """What workers exchange in a step."""
-
-    dense_bytes: float
-    """Of the gradients of all dense parameters, which a ring all-reduce sums."""
-    pooled_bytes: float
-    """Of a sample's embeddings and their gradients, over all tables that lie on one worker each."""
-
-    def sent(self, workers: int, batch: int) -> float:
-        """Bytes that a worker sends to others in a step, on average over workers."""
-        dense = 2 * (workers - 1) / workers * self.dense_bytes
-        return dense + pooled_share(workers) * batch * self.pooled_bytes
-
-
-def pooled_share(workers: int) -> float:
-    """Share of a global batch's embeddings and gradients that a worker sends to others, on average.
-
-    Of its samples' part of them, `1 / workers`, all but that of its own tables travels.
-    """
-    return (workers - 1) / workers**2
 
 
 @dataclass(frozen=True, kw_only=True)

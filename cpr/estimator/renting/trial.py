@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from cpr.estimator.renting.noise import GradientNoise
 from cpr.estimator.renting.samples import LOWER_IS_BETTER, SamplesNeeded, Target
-from cpr.estimator.renting.step_time import TimedStep, Traffic
+from cpr.estimator.renting.step_time import TimedStep
+from cpr.estimator.renting.traffic import Traffic
 from cpr.humanize import count_text
 
 LEAST_LINES: Final = 3

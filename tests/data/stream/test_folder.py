@@ -135,8 +135,34 @@ def test_records_that_came_too_late_are_counted(tmp_path, clock):
     write(tmp_path / "two.parquet", range(100), age_s=200)
     clock.now_s += 2
     drain(stream, places)
-    assert sum(map(stream.passed_over, stream.partitions)) == 100
-    assert sum(map(stream.passed_over, stream.partitions)) == 0, "once"
+    assert passed_over(stream, places) == 100
+    assert passed_over(stream, places) == 0, "once"
+
+
+@pytest.mark.parametrize("came", ["before the restart", "after it"])
+def test_files_that_come_around_a_restart_with_an_older_time_are_counted(tmp_path, clock, caplog, came):
+    stream, places = open_folder(tmp_path, clock)
+    write(tmp_path / "one.parquet", range(300_000), age_s=100)
+    drain(stream, places)
+    counted = {name: stream.waiting(name, START) for name in places}
+    again, _ = open_folder(tmp_path, clock)
+    if came == "after it":
+        assert drain(again, places) == ([], {})
+        assert passed_over(again, places, counted) == 0
+        clock.now_s += 2
+    write(tmp_path / "two.parquet", range(300_000, 300_100), age_s=200)
+    with caplog.at_level(logging.WARNING):
+        assert drain(again, places) == ([], {})
+    assert passed_over(again, places, counted) == 100
+    assert passed_over(again, places, counted) == 0, "once"
+    assert "touch" in caplog.text
+
+
+def passed_over(stream: FolderStream, places: dict[str, Place], counted: dict[str, int] | None = None) -> int:
+    return sum(
+        stream.passed_over(name, place, 1_000_000 if counted is None else counted[name])
+        for name, place in places.items()
+    )
 
 
 def test_a_file_that_grows_after_it_was_read_is_told(tmp_path, clock, caplog):

@@ -3,7 +3,7 @@
 import json
 
 from cpr.estimator.renting.noise import GradientNoise
-from cpr.estimator.renting.step_time import Traffic
+from cpr.estimator.renting.traffic import Traffic
 
 TRAFFIC = Traffic(dense_bytes=2e6, pooled_bytes=3_000.0)
 LINK = 125e6

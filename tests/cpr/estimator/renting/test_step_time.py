@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr.estimator.renting.step_time import StepTime, TimedStep, Traffic, fit_step_time
+from cpr.estimator.renting.step_time import StepTime, TimedStep, fit_step_time
+from cpr.estimator.renting.traffic import Traffic
 from tests.cpr.estimator.renting.lines import LINK, TRAFFIC, seconds
 
 CORNERS = [(1, 512), (1, 4096), (4, 512), (4, 4096), (2, 1024)]
