@@ -184,9 +184,9 @@ class FolderStream:
             if (unseen := of.before(place) - counted) > 0:
                 self._tell_once(
                     self._folder,
-                    "has records that came while no run was reading, in files older than others that were read:"
-                    " they are left out, and counted so. To have such files trained, give them the present "
-                    "time (`touch`)",
+                    "has files that came while no run was reading, and are older than others that were read: "
+                    "their records are left out, and counted so. To have such files trained, give them the "
+                    "present time (`touch`)",
                 )
                 late += unseen
         return late
