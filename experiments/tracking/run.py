@@ -2,10 +2,10 @@
 
 A row save needs to know which rows to save. MFU counts the accesses of the rows, SSU keeps a bounded sample
 of the used rows, SCAR compares rows with their last saved values, and TorchRec's `ModelDeltaTracker` records
-ids. One process with two threads trains the `terabyte` recipe on smaller tables, batch 2048, with every
-tracker in turn and without one, two steps each, in a new random order every round (SCAR and TorchRec in some
-rounds only). All tables are tracked. The effect is a hundredth of a step and smaller than the variation of
-steps, hence the hundreds of rounds. A launch is a row of the result; an interrupted command continues with
+ids. One process with two threads trains the `terabyte` recipe in fp32 on smaller tables, batch 2048, with
+every tracker in turn and without one, two steps each, in a new random order every round (SCAR and TorchRec in
+some rounds only). All tables are tracked. The effect is a hundredth of a step and smaller than the variation
+of steps, hence the hundreds of rounds. A launch is a row of the result; an interrupted command continues with
 the next. Figures:
 
 - `mfu_step_share`, `mfu_all_step_share`, `ssu_step_share`, `scar_step_share`, `torchrec_step_share`:
@@ -25,7 +25,7 @@ the next. Figures:
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -81,15 +81,16 @@ class Rounds:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
     quick = experiment_parser(__doc__).parse_args(arguments).quick
-    job, pace, launches = TrainingJob(rows=100_000), Rounds(), LAUNCHES
+    job, pace, launches = TrainingJob(rows=100_000, precision="fp32"), Rounds(), LAUNCHES
     if quick:
         job, pace = (
-            TrainingJob(rows=2000, global_batch_size=256),
+            replace(job, rows=2000, global_batch_size=256),
             Rounds(rounds=4, rare=2, steps=1, warm_up_steps=2),
         )
         launches = 1
     config = {
         "rows": job.rows,
+        "precision": job.precision,
         "batch_size": job.global_batch_size,
         "launches": launches,
         "contenders": CONTENDERS,
