@@ -2,11 +2,12 @@
 
 As `experiments.throughput`, but for DLRM with small and large batches, narrow and wide tables, one id and
 four ids a table; for DCN-v2; and for DeepFM, which TorchRec lacks: there it trains the network of this
-project. In each round of a shape this trainer and TorchRec take turns, each with one process of two threads
-and two processes of one thread, TorchRec with and without its pipeline; then TorchRec's fastest with this
-trainer's memory settings. In fp32, and in mixed precision where the processor has products in bfloat16. An
-interrupted command continues where it stopped. Figures, each a median over rounds of our fastest setting in a
-round over TorchRec's fastest in it, with `..._low` and `..._high`, the extremes:
+project. First each side's fastest setting of a shape is chosen by one measurement of each, which counts for
+nothing else: one process of two threads or two processes of one thread, TorchRec with and without its
+pipeline; in fp32, and in mixed precision where the processor has products in bfloat16. Then these two, and
+TorchRec's with this trainer's memory settings, take turns over several rounds. An interrupted command
+continues where it stopped. Figures, each a median over rounds of the ratio within a round, with `..._low` and
+`..._high`, the extremes:
 
 - `ratio_<shape>`, for example `ratio_kaggle_128`: samples/s over those of TorchRec as it comes.
 - `ratio_<shape>_keeping_memory`: over those of TorchRec with this trainer's memory settings.
@@ -32,12 +33,13 @@ from experiments.harness.workload import OURS, TORCHREC, Setting, Workload
 from experiments.throughput.run import best, launch, rates_by_round, ratios, turns
 
 ROUNDS: Final = 3
+_large: Final = partial(Workload, warm_up_steps=6, steps=16)
+"""A workload of large batches, whose steps take up to a second."""
 SHAPES: Final[Mapping[str, Workload]] = {
-    **{
-        f"kaggle_{each}": Workload(recipe="kaggle", global_batch_size=each)
-        for each in (128, 1024, 4096, 16_384)
-    },
-    **{f"terabyte_{each}": Workload(global_batch_size=each) for each in (256, 2048, 8192)},
+    **{f"kaggle_{each}": Workload(recipe="kaggle", global_batch_size=each) for each in (128, 1024)},
+    **{f"kaggle_{each}": _large(recipe="kaggle", global_batch_size=each) for each in (4096, 16_384)},
+    **{f"terabyte_{each}": Workload(global_batch_size=each) for each in (256, 2048)},
+    "terabyte_8192": _large(global_batch_size=8192),
     "terabyte_2048_multi_hot": Workload(ids_per_sample=4 * Workload().num_tables),
     "dcnv2_2048": Workload(recipe="dcnv2"),
     "deepfm_2048": Workload(recipe="deepfm"),
@@ -58,35 +60,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.quick:
         shrink = partial(replace, rows=2000, global_batch_size=64, warm_up_steps=2, steps=3)
         shapes, rounds = {name: shrink(SHAPES[name]) for name in ("kaggle_128", "deepfm_2048")}, 1
-        sides = [side[:1] for side in sides]
+        sides = [side[:2] for side in sides]
     config = {"shapes": {name: asdict(each) for name, each in shapes.items()}, "rounds": rounds}
     record = Record("shapes", config, seeds=[Workload().seed], quick=options.quick)
+    for name, workload in shapes.items():
+        for setting in turns(*sides):
+            _measure(record, name, None, setting, workload)
     for number in range(rounds):
         for name, workload in shapes.items():
-            for setting in turns(*sides)[:: -1 if number % 2 else 1]:
+            rates = {row["setting"]: row["samples_per_s"] for row in _of_shape(record.rows, name, None)}
+            ours, rival = (best([rates], side) for side in sides)
+            chosen = [rival, ours, replace(rival, keeps_memory=True)]
+            for setting in chosen[:: -1 if number % 2 else 1]:
                 _measure(record, name, number, setting, workload)
-            winner = best(rates_by_round(_of_shape(record.rows, name), number + 1)[number:], sides[1])
-            _measure(record, name, number, replace(winner, keeps_memory=True), workload)
     return record.publish(figures_of(record.rows), draw)
 
 
-def _measure(record: Record, shape: str, number: int, setting: Setting, workload: Workload) -> None:
-    key = f"{shape}, round {number}: {setting.name}"
+def _measure(record: Record, shape: str, number: int | None, setting: Setting, workload: Workload) -> None:
+    """Measure a setting in a round, or (None) for the choice of settings."""
+    key = f"{shape}, {'choice' if number is None else f'round {number}'}: {setting.name}"
     circumstances = {"shape": shape, "round": number, "setting": setting.name}
     row = record.measure(key, lambda: {**circumstances, **launch(setting, workload)})
     print(f"{key} {row['samples_per_s']:,.0f} samples/s", flush=True)
 
 
-def _of_shape(rows: Sequence[Row], shape: str) -> list[Row]:
-    return [row for row in rows if row["shape"] == shape]
+def _of_shape(rows: Sequence[Row], shape: str, number: int | None) -> list[Row]:
+    """The rows of a shape in a round, or (None) in the choice of settings."""
+    return [row for row in rows if (row["shape"], row["round"]) == (shape, number)]
 
 
 def ratios_by_shape(rows: Sequence[Row], *, keeping_memory: bool) -> dict[str, list[float]]:
-    """Our fastest rate over TorchRec's of each round, by shape."""
+    """Our rate over TorchRec's in each round, by shape."""
+    rounds = 1 + max(row["round"] for row in rows if row["round"] is not None)
     found = {}
     for shape in dict.fromkeys(row["shape"] for row in rows):
-        measured = _of_shape(rows, shape)
-        rates = rates_by_round(measured, 1 + max(row["round"] for row in measured))
+        rates = rates_by_round([row for row in rows if row["shape"] == shape], rounds)
         found[shape] = ratios(rates, {}, {"keeps_memory": keeping_memory})
     return found
 
