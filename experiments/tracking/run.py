@@ -18,6 +18,9 @@ the next. Figures:
   them: `mfu_all`. These tables take 7,000 steps between saves for every other batch and 30,000 for one of 8,
   with ids skewed like Criteo's, and larger ones more in proportion to their rows; the job of
   `experiments.overhead` would have some 400,000.
+- `mfu_calls_share`, `mfu_all_calls_share`, `ssu_calls_share`: time of the tracker's own calls in those steps,
+  over that of the steps: the median over launches, with `..._low` and `..._high`, the extremes. It lacks what
+  tracking costs by pushing others out of the CPU's caches, and varies much less than the difference of steps.
 - `mfu_bytes_per_row` and so on: memory of a tracker per row of the tables; MFU and SSU also have
   `backlog_bytes` for each FBGEMM module, whatever the size of its tables.
 - `mfu_choose_s` and so on: time that training waits for the choice of rows, once per save.
@@ -40,13 +43,15 @@ from experiments.checkpointing.job import TrainingJob
 from experiments.harness.command import experiment_parser
 from experiments.harness.launch import measure_under_torchrun
 from experiments.harness.record import Record, Row
-from experiments.harness.statistics import bootstrap
+from experiments.harness.statistics import bootstrap, median_figures
 
 NONE: Final = "none"
 TORCHREC: Final = "torchrec"
 MFU: Final = "mfu"
 MFU_ALL: Final = "mfu_all"
 SCHEMES: Final = (MFU, "ssu", "scar")
+CALLED: Final = (MFU, MFU_ALL, "ssu")
+"""Trackers of ours that do something in a step."""
 CONTENDERS: Final = (NONE, MFU_ALL, *SCHEMES, TORCHREC)
 RARE: Final = ("scar", TORCHREC)
 """Contenders that take part in some rounds only."""
@@ -70,7 +75,7 @@ STALLED: Final = 1.5
 class Rounds:
     """Number of rounds and steps in a launch."""
 
-    rounds: int = 600
+    rounds: int = 300
     rare: int = 5
     """Every how many rounds the contenders of `RARE` take part."""
     steps: int = 2
@@ -125,6 +130,8 @@ def figures_of(rows: Sequence[Row], seed: int) -> dict[str, float]:
             f"{name}_step_share_low": low - 1,
             f"{name}_step_share_high": high - 1,
         }
+    for name in CALLED:
+        figures |= median_figures(f"{name}_calls_share", [row["calls"][name] for row in rows])
     for scheme in SCHEMES:
         choosing = [row["choosing"][scheme] for row in rows]
         figures[f"{scheme}_bytes_per_row"] = choosing[0]["bytes_per_row"]

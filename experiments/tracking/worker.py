@@ -4,6 +4,7 @@ The worker trains one model all the time. In each round every tracker gets a few
 order. At the end, the worker times the choice of rows by each scheme.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
@@ -17,10 +18,12 @@ from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTra
 
 from cpr.priority import Prioritizer, PriorityConfig
 from cpr.priority.frequency import MOST, SURE
+from cpr.shards.lookups import Lookups
 from experiments.checkpointing.job import TrainingJob, start_training
 from experiments.harness.training import Training
 from experiments.harness.worker_process import job_from, worker_process_group, write_measured
 from experiments.tracking.run import (
+    CALLED,
     CHOOSES,
     CONTENDERS,
     MFU,
@@ -43,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measured: dict[str, Any] = {
             "rounds": [bench.round(order_of(number, pace, orders), pace) for number in range(pace.rounds)]
         }
+        measured["calls"] = {name: bench.calls_share(name) for name in CALLED}
         measured["choosing"] = {scheme: bench.choose(scheme, pace) for scheme in SCHEMES}
     write_measured(job, ranks, measured)
     return 0
@@ -53,6 +57,23 @@ def order_of(number: int, pace: Rounds, orders: Random) -> list[str]:
     contenders = [name for name in CONTENDERS if number % pace.rare == 0 or name not in RARE]
     orders.shuffle(contenders)
     return contenders
+
+
+class TimedPrioritizer(Prioritizer):
+    """Counts the time of what training calls in each step."""
+
+    calls_s = 0.0
+
+    def _see(self, number: int, lookups: Lookups) -> None:
+        began = perf_counter()
+        super()._see(number, lookups)
+        self.calls_s += perf_counter() - began
+
+    def _wants_pass(self, number: int) -> bool:
+        began = perf_counter()
+        found = super()._wants_pass(number)
+        self.calls_s += perf_counter() - began
+        return found
 
 
 class TrackerBench:
@@ -66,6 +87,8 @@ class TrackerBench:
         self.training: Final = training
         self._memory: Final[dict[tuple[str, str], Tensor]] = {}
         self._states: Final[dict[str, dict[str, Any]]] = {}
+        self._calls_s: Final = defaultdict[str, float](float)
+        self._steps_s: Final = defaultdict[str, float](float)
         self._rival = ModelDeltaTrackerTrec(training.model)
         self._rivals_modules = list(self._rival.tracked_modules.values())
         self._listen_to_rival(False)
@@ -84,6 +107,10 @@ class TrackerBench:
         """Mean seconds of a step, by contender."""
         return {name: self._step_s(name, pace) for name in order}
 
+    def calls_share(self, name: str) -> float:
+        """Time of a tracker's calls in the steps of all rounds, over that of the steps."""
+        return self._calls_s[name] / self._steps_s[name]
+
     def choose(self, scheme: str, pace: Rounds) -> dict[str, float]:
         """Time repeated choices of rows by a scheme, and measure its memory."""
         took_s = []
@@ -101,32 +128,37 @@ class TrackerBench:
             }
 
     def _step_s(self, name: str, pace: Rounds) -> float:
-        with self._tracked(name) as after_step:
+        with self._tracked(name) as (prioritizer, after_step):
             took_s = []
             for step in range(1 + pace.steps):
+                if step == 1 and prioritizer is not None:
+                    prioritizer.calls_s = 0.0
                 began = perf_counter()
                 self.training.step()
                 after_step()
                 if step:  # the first step fills the buffers of the tracker
                     took_s.append(perf_counter() - began)
+            if prioritizer is not None:
+                self._calls_s[name] += prioritizer.calls_s
+                self._steps_s[name] += sum(took_s)
         return mean(took_s)
 
     @contextmanager
-    def _tracked(self, name: str) -> Iterator[Callable[[], None]]:
-        """Track within the block; yields a function to call after each step."""
+    def _tracked(self, name: str) -> Iterator[tuple[TimedPrioritizer | None, Callable[[], None]]]:
+        """Track within the block; yields what tracks, if it is ours, and what to call after each step."""
         if name == NONE:
-            yield _nothing
+            yield None, _nothing
         elif name == TORCHREC:
             self._listen_to_rival(True)
-            yield self._rival.step
+            yield None, self._rival.step
             self._listen_to_rival(False)
             self._rival.get_unique_ids()  # reading the ids clears them
         else:
-            with self._prioritizer(name):
-                yield _nothing
+            with self._prioritizer(name) as prioritizer:
+                yield prioritizer, _nothing
 
     @contextmanager
-    def _prioritizer(self, contender: str) -> Iterator[Prioritizer]:
+    def _prioritizer(self, contender: str) -> Iterator[TimedPrioritizer]:
         """A prioritizer that continues with the memory and the state of the contender's last one."""
 
         def allocate(name: str, dtype: torch.dtype, numel: int) -> Tensor:
@@ -136,7 +168,7 @@ class TrackerBench:
 
         scheme = MFU if contender == MFU_ALL else contender
         config = PriorityConfig(scheme=scheme)  # type: ignore[arg-type]
-        with Prioritizer(self.training.model, config, allocate=allocate) as prioritizer:
+        with TimedPrioritizer(self.training.model, config, allocate=allocate) as prioritizer:
             if contender in self._states:
                 prioritizer.load_state_dict(self._states[contender])
             yield prioritizer

@@ -20,16 +20,20 @@ def choosing(choose_s, bytes_per_row):
     }
 
 
+CALLS = {"mfu": 0.001, "mfu_all": 0.004, "ssu": 0.002}
+
+
 def test_shares_are_taken_within_a_round():
     shares = {"mfu": 0.003, "mfu_all": 0.01, "ssu": 0.005, "scar": 0.0, "torchrec": 0.06}
     rows = [
-        {"rounds": rounds(**shares)[:2], "choosing": choosing(0.2, 4)},
-        {"rounds": rounds(**shares)[2:], "choosing": choosing(0.4, 4)},
+        {"rounds": rounds(**shares)[:2], "choosing": choosing(0.2, 4), "calls": CALLS},
+        {"rounds": rounds(**shares)[2:], "choosing": choosing(0.4, 4), "calls": CALLS},
     ]
     figures = tracking.figures_of(rows, seed=1)
     for name, share in shares.items():
         for edge in ("", "_low", "_high"):
             assert figures[f"{name}_step_share{edge}"] == pytest.approx(share)
+    assert figures["mfu_calls_share"] == figures["mfu_calls_share_high"] == 0.001
     assert figures["mfu_bytes_per_row"] == 4
     assert figures["ssu_choose_s"] == pytest.approx(0.3)
     assert figures["step_s"] == pytest.approx(0.06)
@@ -38,13 +42,13 @@ def test_shares_are_taken_within_a_round():
 def test_stalls_are_cut_and_rare_long_steps_count_in_full():
     ratios = [1.0] * 18 + [1.1, 30.0]
     rows = [{"none": 0.04, **dict.fromkeys(tracking.CONTENDERS[1:], 0.04 * ratio)} for ratio in ratios]
-    figures = tracking.figures_of([{"rounds": rows, "choosing": choosing(1, 1)}], seed=1)
+    figures = tracking.figures_of([{"rounds": rows, "choosing": choosing(1, 1), "calls": CALLS}], seed=1)
     assert figures["mfu_step_share"] == pytest.approx((1.1 * 1.5) ** (1 / 20) - 1)
 
 
 def test_interval_contains_the_mean_and_narrows_with_more_rounds():
     few = [{"none": 1.0, **dict.fromkeys(tracking.CONTENDERS[1:], 1.001**k)} for k in range(9)]
-    one = [{"rounds": few, "choosing": choosing(1, 1)}]
+    one = [{"rounds": few, "choosing": choosing(1, 1), "calls": CALLS}]
     wide, narrow = (tracking.figures_of(rows, seed=1) for rows in (one, one * 20))
     for figures in (wide, narrow):
         assert figures["mfu_step_share"] == pytest.approx(1.001**4 - 1)
@@ -62,3 +66,4 @@ def test_quick_run_measures_every_tracker(run_quick):
     assert figures["ssu_bytes_per_row"] == pytest.approx(0.5, abs=0.001)
     assert figures["scar_bytes_per_row"] == 4 * 64
     assert {f"{name}_step_share" for name in tracking.CONTENDERS[1:]} <= figures.keys()
+    assert all(0 < figures[f"{name}_calls_share"] < 1 for name in tracking.CALLED)
