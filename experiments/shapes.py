@@ -68,10 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _measure(record, name, None, setting, workload)
     for number in range(rounds):
         for name, workload in shapes.items():
-            rates = {row["setting"]: row["samples_per_s"] for row in _of_shape(record.rows, name, None)}
-            ours, rival = (best([rates], side) for side in sides)
-            chosen = [rival, ours, replace(rival, keeps_memory=True)]
-            for setting in chosen[:: -1 if number % 2 else 1]:
+            for setting in _chosen(record.rows, name, sides)[:: -1 if number % 2 else 1]:
                 _measure(record, name, number, setting, workload)
     return record.publish(figures_of(record.rows), draw)
 
@@ -84,9 +81,12 @@ def _measure(record: Record, shape: str, number: int | None, setting: Setting, w
     print(f"{key} {row['samples_per_s']:,.0f} samples/s", flush=True)
 
 
-def _of_shape(rows: Sequence[Row], shape: str, number: int | None) -> list[Row]:
-    """The rows of a shape in a round, or (None) in the choice of settings."""
-    return [row for row in rows if (row["shape"], row["round"]) == (shape, number)]
+def _chosen(rows: Sequence[Row], shape: str, sides: Sequence[Sequence[Setting]]) -> list[Setting]:
+    """TorchRec's and our fastest setting in the choice for a shape, and TorchRec's keeping memory."""
+    measured = [row for row in rows if (row["shape"], row["round"]) == (shape, None)]
+    rates = {row["setting"]: row["samples_per_s"] for row in measured}
+    ours, rival = (best([rates], side) for side in sides)
+    return [rival, ours, replace(rival, keeps_memory=True)]
 
 
 def ratios_by_shape(rows: Sequence[Row], *, keeping_memory: bool) -> dict[str, list[float]]:

@@ -105,10 +105,7 @@ class FolderStream:
         """Messages that are logged once."""
         self._listed_s = self._warned_s = -np.inf
         self.is_quiet = False
-        self._late = dict.fromkeys(self.partitions, 0)
         self._is_first = True
-        self._resumed: set[str] = set()
-        """Partitions whose files were compared with the position that reading began at."""
         self._failing: tuple[str, float] | None = None
         self._table: tuple[str, pa.Table] | None = None
         self._text: tuple[Place, Iterator[_Block]] | None = None
@@ -176,19 +173,16 @@ class FolderStream:
 
     def passed_over(self, partition: str, place: Place, counted: int) -> int:
         """Records of files that are older than others that were read; see `StreamSource.passed_over`."""
-        late, self._late[partition] = self._late[partition], 0
         of = self._by_name[partition]
-        if not self._is_first and partition not in self._resumed:
-            self._resumed.add(partition)
-            of.reached = max(of.reached, place.unit)
-            if (unseen := of.before(place) - counted) > 0:
-                self._tell_once(
-                    self._folder,
-                    "has files that came while no run was reading, and are older than others that were read: "
-                    "their records are left out, and counted so. To have such files trained, give them the "
-                    "present time (`touch`)",
-                )
-                late += unseen
+        late, of.late = of.late, 0
+        if not (self._is_first or of.is_resumed) and (unseen := of.resume(place, counted)):
+            self._tell_once(
+                self._folder,
+                "has files that came while no run was reading, and are older than others that were read: "
+                "their records are left out, and counted so. To have such files trained, give them the "
+                "present time (`touch`)",
+            )
+            late += unseen
         return late
 
     def where(self, partition: str, place: Place) -> str:
@@ -263,7 +257,7 @@ class FolderStream:
             name = self.partitions[(first + number) % NUM_PARTITIONS]
             partition = self._by_name[name]
             if not self._is_first and unit < partition.reached:
-                self._late[name] += num_records
+                partition.late += num_records
                 late += num_records
             elif num_records:
                 partition.add(unit, num_records)

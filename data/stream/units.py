@@ -43,6 +43,16 @@ class PartitionUnits:
     """Records of all units up to each."""
     reached: str = ""
     """The unit that was read last."""
+    late: int = 0
+    """Records of units that came after later ones were read, until they are asked for."""
+    is_resumed: bool = False
+    """Whether it is known where reading began."""
+
+    def resume(self, place: Place, counted: int) -> int:
+        """Note where reading begins; returns how many records before it are not among `counted` ones."""
+        self.is_resumed = True
+        self.reached = max(self.reached, place.unit)
+        return max(0, self.before(place) - counted)
 
     def add(self, unit: str, num_records: int) -> None:
         """Add a unit at its place in the order."""

@@ -26,10 +26,11 @@ from cpr.checkpoint.storage.explain import check_path, cut_short, explained
 from cpr.processes import cores_of_worker
 
 BLOCK_BYTES: Final = 8 * 2**20
-MAX_READERS: Final = 4
 MAX_BLOCKS: Final = 4
 """Most blocks of a process: 32 MB of host memory on top of the staging buffers. A file that is opened while
 all blocks are in use is written through the page cache."""
+MAX_READERS: Final = 4
+"""Most threads that read for a load, however many cores its worker has."""
 
 
 class BlockPool:
