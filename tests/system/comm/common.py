@@ -13,7 +13,7 @@ from dlrm.comm.consistency import NUM_FLAGS
 
 CPU = torch.device("cpu")
 SIZE = 203
-STEPS = 35
+STEPS = 20
 PER_NODE = 2
 SUMMING = [name for name in EXCHANGES if name not in PLAIN or name == "dense"]
 

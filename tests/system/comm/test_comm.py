@@ -19,7 +19,7 @@ from tests.system.ranks import in_group
 from tests.system.sharding import wire_worker
 from tests.system.sharding.wire_worker import Case
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 UNEVEN_BATCHES = (5, 8)
 WORKERS = {
@@ -38,7 +38,7 @@ WORKERS = {
 @pytest.mark.parametrize("world_size", WORKERS)
 def test_checks_between_ranks(world_size, start_ranks):
     checks = [check for worker in WORKERS[world_size] for check in checks_of(worker)]
-    start_ranks(in_group, *checks, world_size=world_size).wait(timeout_s=200)
+    start_ranks(in_group, *checks, world_size=world_size).wait(timeout_s=280)
 
 
 def test_rows_and_codecs_between_ranks(start_ranks):
