@@ -114,7 +114,7 @@ def measure_experiment(
 
 
 def _stored(name: str, folder: Path) -> Record:
-    """The runs of a stored result, whatever code and data made them; each row names its commit.
+    """The runs of a stored result, whatever code, data and machine made them; each row names its commit.
 
     Raises:
         ValueError: there is none that is finished.
@@ -124,7 +124,7 @@ def _stored(name: str, folder: Path) -> Record:
     if stored is None:
         raise ValueError(f"{path} is not there or not finished: measure it first, without --figures")
     record = Record(name, stored["config"], seeds=stored["seeds"], folder=folder)
-    record.keep(lambda _: True)
+    record.keep_all()
     return record
 
 

@@ -104,6 +104,16 @@ class Record:
         ]
         self._body["command"] = self._stored["command"]  # the command that measures the kept rows too
 
+    def keep_all(self) -> None:
+        """Keep all stored rows, wherever they were measured, to work out their figures again.
+
+        Raises:
+            ValueError: nothing is stored.
+        """
+        self._body |= {name: self._stored[name] for name in CIRCUMSTANCES if name in self._stored}
+        self._body["commit"] = _commit()
+        self.keep(lambda _: True)
+
     def measure(self, key: str, function: Callable[[], Row]) -> Row:
         """Return the stored row named `key`, or measure it now with `function` and store it."""
         for row in self._body["rows"]:

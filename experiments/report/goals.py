@@ -129,6 +129,7 @@ GOALS: Final[Sequence[Goal]] = [
     *_goals("checkpointing", Sense.AT_LEAST, throughput_while_saving=0.8),
     *_goals("recovery", Sense.AT_MOST, time_ratio_2=0.5, time_ratio_4=0.4),
     *_goals("full_size", Sense.AT_MOST, big_kill_ratio=0.08, big_memory_overhead=0.1, big_build_ratio=1.5),
+    *_goals("shapes", Sense.AT_LEAST, worst_ratio_to_torchrec=1.2),
     *_goals("full_size", Sense.AT_LEAST, big_ratio_to_torchrec=1.5),
     *_goals("recovery_soak", Sense.WITHIN, soak_auc_delta=RESOLUTION),
     *_goals("recovery_soak", Sense.AT_MOST, soak_rows_wrong=0, soak_leftovers=0, soak_nodes_failed=0),
@@ -136,8 +137,8 @@ GOALS: Final[Sequence[Goal]] = [
     *_goals("lost_nodes", Sense.AT_MOST, mirror_rows_wrong=0, mirror_steps_lost=1),
     *_goals("mirror", Sense.AT_MOST, mirror_step_share_25=0.05, mirror_step_share_priority_25=0.01),
     *_goals("mirror_recovery", Sense.AT_MOST, mirror_recovery_ratio=1),
-    *_goals("tracking", Sense.AT_MOST, mfu_step_share=0.01, ssu_step_share=0.005),
-    *_goals("overhead", Sense.AT_MOST, overhead_cpr_background=0.003),
+    *_goals("tracking", Sense.AT_MOST, mfu_step_share=0.003, ssu_step_share=0.005),
+    *_goals("overhead", Sense.AT_MOST, overhead_cpr_background=0.003, overhead_cpr_background_tracked=0.007),
     *_goals(
         "overhead",
         Sense.NOT_WORSE,

@@ -152,12 +152,15 @@ def test_figures_can_be_recomputed_without_code_or_data_of_the_stored_runs(
     measured(tmp_path, monkeypatch, ["--quick"], []).finish({"figure": 1.0})
     emulated.clear()
     monkeypatch.setattr("experiments.harness.record._commit", lambda: "another")
+    monkeypatch.setattr("experiments.harness.record.machine", lambda: {"processor": "another"})
     (tmp_path / "data" / "dataset.json").unlink()
     record = measured(tmp_path, monkeypatch, ["--quick", "--figures"], [])
     assert (emulated, len(record.rows)) == ([], 6)
     assert all(row["commit"] != "another" for row in record.rows), "each says what measured it"
     record.finish({"figure": 2.0})
-    assert json.loads(record.path.read_text())["figures"] == {"figure": 2.0}
+    stored = json.loads(record.path.read_text())
+    assert (stored["figures"], stored["commit"]) == ({"figure": 2.0}, "another")
+    assert stored["machine"] != {"processor": "another"}, "nothing was measured here"
     record.path.unlink()
     with pytest.raises(SystemExit):
         measured(tmp_path, monkeypatch, ["--quick", "--figures"], [])
