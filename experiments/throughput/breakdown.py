@@ -25,6 +25,8 @@ RULES: Final[dict[str, tuple[str, ...]]] = {
     "matrix products": ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise", "mkldnn_linear"),
 }
 """Parts of the names of operators and scopes by kind; the first kind that matches counts."""
+PRODUCTS: Final = ("matrix products", "interaction")
+"""Kinds that are products of matrices."""
 REST: Final = "the rest"
 """ReLU, bias, loss, metrics, and Python between the operators."""
 KINDS: Final = (*RULES, REST)

@@ -14,6 +14,8 @@ median over rounds of the ratio within a round:
 - `ratio_to_torchrec_keeping_memory`: as the first, over TorchRec's best setting with this trainer's memory
   settings (freed memory stays in the process, huge pages).
 - `samples_per_s`: of this trainer, the best setting of each round.
+- `matmul_share`: of a step of that setting, by the profile: matrix products of layers and of the interaction
+  (with its indexing), which no trainer can save.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +35,7 @@ from experiments.harness.plotting import median_bars
 from experiments.harness.record import Record, Row
 from experiments.harness.statistics import median_figures
 from experiments.harness.workload import OURS, TORCHREC, Setting, Workload
+from experiments.throughput.breakdown import PRODUCTS
 
 ROUNDS: Final = 5
 SETTINGS: Final = {
@@ -70,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rates = rates_by_round(record.rows, rounds)
     for setting in (best(rates, OURS), best(rates, TORCHREC)):
         record.measure(f"profile {setting.name}", partial(launch, setting, workload, profiled=True))
-    figures = figures_of(rates)
+    figures = figures_of(record.rows, rounds)
     return record.publish(figures, draw, _notes(figures))
 
 
@@ -135,8 +138,9 @@ def ratios(rates: Sequence[Rates], ours: Fields, theirs: Fields) -> list[float]:
     return found
 
 
-def figures_of(rates: Sequence[Rates]) -> dict[str, float | None]:
+def figures_of(rows: Sequence[Row], rounds: int) -> dict[str, float | None]:
     """All figures; None if the settings of a figure were not measured."""
+    rates = rates_by_round(rows, rounds)
     found = {name: ratios(rates, *sides) for name, sides in COMPARED.items()}
     figures: dict[str, float | None] = {}
     for name, values in found.items():
@@ -145,7 +149,12 @@ def figures_of(rates: Sequence[Rates]) -> dict[str, float | None]:
         else:
             figures[name] = median(values) if values else None
     fastest = [max(value for name, value in rate.items() if name.startswith("ours")) for rate in rates]
-    return figures | {"samples_per_s": median(fastest)}
+    (profile,) = (row["breakdown_ms"] for row in rows if row["key"].startswith("profile ours"))
+    products_ms = sum(profile[kind] for kind in PRODUCTS)
+    return figures | {
+        "samples_per_s": median(fastest),
+        "matmul_share": products_ms / sum(profile.values()),
+    }
 
 
 def _notes(figures: dict[str, Any]) -> dict[str, str]:

@@ -31,9 +31,7 @@ FIGURES = {
     "scaling": lambda stored: scaling.figures_of(stored["rows"], stored["config"]["blocked_share"])[0],
     "sensitivity": lambda stored: sensitivity.figures_of(stored["rows"]),
     "splitting": lambda stored: splitting.figures_of(splitting_rows(stored["rows"]))[0],
-    "throughput": lambda stored: throughput.figures_of(
-        throughput.rates_by_round(stored["rows"], stored["config"]["rounds"])
-    ),
+    "throughput": lambda stored: throughput.figures_of(stored["rows"], stored["config"]["rounds"]),
 }
 
 

@@ -39,6 +39,7 @@ def test_whole_experiment_on_made_up_speeds(run_quick, monkeypatch):
     measured = ["ours bf16 1x2", "torchrec bf16 1x2 pipelined"]
     assert launched == [*measured, "torchrec bf16 1x2 pipelined keeps memory", *measured]  # at last: profiles
     assert stored["figures"]["ratio_to_torchrec_best"] == 60 / 25
+    assert stored["figures"]["matmul_share"] == 2 / len(KINDS)
     assert stored["figures"]["ratio_to_torchrec_fp32"] is None
     assert "not measured" in stored["notes"]["ratio_to_torchrec_fp32"]
 
