@@ -19,6 +19,8 @@ class PartitionState:
 
     place: Place = START
     """Of the next record."""
+    size: int = 0
+    """Records of the unit of `place`; 0 if that is not known."""
     stretches: Stretches = ()
     """What is left out of the records from there on."""
     trained: int = 0
@@ -34,14 +36,16 @@ class PartitionState:
 
     def to_json(self) -> list[object]:
         """As plain values."""
-        return [*self.place, [list(each) for each in self.stretches], self.trained, self.left_out, self.bad]
+        stretches = [list(each) for each in self.stretches]
+        return [*self.place, stretches, self.trained, self.left_out, self.bad, self.size]
 
     @classmethod
     def from_json(cls, values: Sequence[object]) -> "PartitionState":
-        """From what `to_json` gave."""
-        unit, record, stretches, trained, left_out, bad = values
+        """From what `to_json` gave, also before it gave the size."""
+        unit, record, stretches, trained, left_out, bad, size = [*values, 0][:7]
         return cls(
             place=Place(unit, record),  # type: ignore[arg-type]
+            size=size,  # type: ignore[arg-type]
             stretches=tuple(Stretch(*each) for each in stretches),  # type: ignore[attr-defined]
             trained=trained,  # type: ignore[arg-type]
             left_out=left_out,  # type: ignore[arg-type]

@@ -45,6 +45,9 @@ CRITEO: Final = "criteo"
 """Format of files without a known ending, where the data set was made of Criteo's logs."""
 
 
+_GONE: Final = "was deleted or replaced before all of it was read"
+
+
 class _GoneError(Exception):
     """A file is not what it was when it was found."""
 
@@ -130,8 +133,7 @@ class FolderStream:
                 bad: dict[int, str] = {}
                 self._tell_once(
                     self._file(place.unit),
-                    "was deleted or replaced before all of it was read: the rest of its records is left out, "
-                    "and counted so",
+                    f"{_GONE}: the rest of its records is left out, and counted so",
                 )
             elif self._may_recover(place.unit, error):
                 return None
@@ -140,7 +142,7 @@ class FolderStream:
             checked, end = _without_rows(bad), size
         self._failing = None
         arrived_s = Unit.of(place.unit).written_ns / 1e9
-        return Fetched(partition=name, begin=place, end=end, checked=checked, arrived_s=arrived_s)
+        return Fetched(partition=name, begin=place, end=end, size=size, checked=checked, arrived_s=arrived_s)
 
     def waiting(self, partition: str, place: Place) -> int:
         """Records from `place` on that have come."""
@@ -171,19 +173,29 @@ class FolderStream:
         last, _ = of.at(end - 1)
         return Place(last.unit, last.record + 1), end - begin
 
-    def passed_over(self, partition: str, place: Place, counted: int) -> int:
-        """Records of files that are older than others that were read; see `StreamSource.passed_over`."""
+    def passed_over(self, partition: str, place: Place, *, counted: int, size: int) -> int:
+        """Records of late files, and of one that has gone; see `StreamSource.passed_over`."""
         of = self._by_name[partition]
         late, of.late = of.late, 0
-        if not (self._is_first or of.is_resumed) and (unseen := of.resume(place, counted)):
+        if self._is_first or of.is_resumed:
+            return late
+        if unseen := of.resume(place, counted):
             self._tell_once(
                 self._folder,
                 "has files that came while no run was reading, and are older than others that were read: "
                 "their records are left out, and counted so. To have such files trained, give them the "
                 "present time (`touch`)",
             )
-            late += unseen
-        return late
+        rest = max(0, size - place.record)
+        if rest and self._is_gone(place.unit):
+            self._tell_once(
+                self._file(place.unit),
+                f"{_GONE}, while no run was reading: the rest of its records is left out, and counted so. If "
+                "there is another file of this name, all its records count as new",
+            )
+        else:
+            rest = 0
+        return late + unseen + rest
 
     def where(self, partition: str, place: Place) -> str:
         """The file, and the row in it or in its row group; see `StreamSource.where`."""

@@ -169,7 +169,7 @@ class KafkaStream:
         end = min(begin + count, of.end)
         return (Place("", end), end - begin) if end > begin else (place, 0)
 
-    def passed_over(self, partition: str, place: Place, counted: int) -> int:
+    def passed_over(self, partition: str, place: Place, *, counted: int, size: int) -> int:
         """None, as offsets grow."""
         return 0
 

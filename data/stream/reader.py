@@ -179,8 +179,11 @@ class PartitionReader:
         if self._num_read - self._num_taken >= self._config.ahead:
             return False
         for partition, state in self._states.items():
-            if late := self._source.passed_over(partition, state.place, state.counted):
-                self._states[partition] = replace(state, left_out=state.left_out + late)
+            if gone := self._source.passed_over(
+                partition, state.place, counted=state.counted, size=state.size
+            ):
+                # the size with it: what is gone counts once, also after the next restart
+                self._states[partition] = replace(state, left_out=state.left_out + gone, size=0)
             self._skip(partition)
         places = {name: state.place for name, state in self._states.items()}
         fetched = self._source.fetch(places, self._config.chunk)
@@ -193,7 +196,7 @@ class PartitionReader:
             gone = begin.record - state.place.record
             left = after(state.stretches, gone)
             state = replace(state, left_out=state.left_out + gone, stretches=left)
-        state = replace(state, place=begin)
+        state = replace(state, place=begin, size=fetched.size)
         key = f"{self._config.seed} {fetched.partition}"
         is_kept = chosen(state.stretches, begin, fetched.end - begin.record, key)
         kept = np.flatnonzero(is_kept[fetched.checked.records - begin.record])
@@ -220,8 +223,9 @@ class PartitionReader:
         if state.stretches and state.stretches[0].kept == 0:
             place, skipped = self._source.skip(partition, state.place, state.stretches[0].length)
             left = after(state.stretches, skipped)
+            size = state.size if place.unit == state.place.unit else 0
             self._states[partition] = replace(
-                state, place=place, stretches=left, left_out=state.left_out + skipped
+                state, place=place, size=size, stretches=left, left_out=state.left_out + skipped
             )
 
     def _count_unread(self) -> None:

@@ -48,6 +48,7 @@ class Fetched:
         partition: which.
         begin: place of the first.
         end: number of the record after the last, in the same unit.
+        size: records of the unit; 0 if it has no end.
         checked: what became of them.
         arrived_s: when the first of them arrived, in seconds of Unix time.
     """
@@ -55,6 +56,7 @@ class Fetched:
     partition: str
     begin: Place
     end: int
+    size: int = 0
     checked: Checked
     arrived_s: float
 
@@ -99,11 +101,12 @@ class StreamSource(Protocol):
         """The place after the next `count` records, or after all that have come, and how many these are."""
         ...
 
-    def passed_over(self, partition: str, place: Place, counted: int) -> int:
-        """Records before `place` that came too late to be read, since the last call.
+    def passed_over(self, partition: str, place: Place, *, counted: int, size: int) -> int:
+        """Records that were not read and never will be: older ones that have come since the last call.
 
-        In the first call also those that came while no run was reading: all that are not among the `counted`
-        ones, which earlier runs have read or left out.
+        In the first call also what happened while no run was reading. Of older ones all have come since then
+        that are not among the `counted` ones, which earlier runs have read or left out. And the place's unit,
+        which had `size` records (0: unknown), may be gone before all of them were read.
         """
         ...
 

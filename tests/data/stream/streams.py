@@ -73,7 +73,7 @@ class MemoryStream:
         end = min(begin + count, self.lengths[partition])
         return (self.place(end) if end > begin else place), end - begin
 
-    def passed_over(self, partition: str, place: Place, counted: int) -> int:
+    def passed_over(self, partition: str, place: Place, *, counted: int, size: int) -> int:
         return 0
 
     def where(self, partition: str, place: Place) -> str:

@@ -8,7 +8,9 @@ import polars as pl
 import pytest
 
 from data.dataset import read_manifest
+from data.stream.agreement import PartitionState
 from data.stream.folder import NUM_PARTITIONS, PATIENCE_S, SETTLE_S, FolderStream
+from data.stream.reader import PartitionReader, ReaderConfig
 from data.stream.source import START, Place
 from tests.data.stream.streams import MANIFEST, ids_of
 
@@ -160,9 +162,40 @@ def test_files_that_come_around_a_restart_with_an_older_time_are_counted(tmp_pat
 
 def passed_over(stream: FolderStream, places: dict[str, Place], counted: dict[str, int] | None = None) -> int:
     return sum(
-        stream.passed_over(name, place, 1_000_000 if counted is None else counted[name])
+        stream.passed_over(name, place, counted=1_000_000 if counted is None else counted[name], size=0)
         for name, place in places.items()
     )
+
+
+@pytest.mark.parametrize("fate", ["deleted", "replaced"])
+def test_a_file_that_goes_while_no_run_reads_is_told_and_its_rest_counted_once(tmp_path, clock, caplog, fate):
+    read = write(tmp_path / "one.parquet", range(1000))
+    whole = write(tmp_path / "two.parquet", range(1000, 1100), age_s=200)
+    states = restarted(tmp_path, clock, {}, chunk=300, reads=2)
+    read.unlink()
+    whole.unlink()  # all of it was read: this is how users make room
+    if fate == "replaced":
+        write(tmp_path / "one.parquet", range(1200), age_s=50)
+    with caplog.at_level(logging.WARNING):
+        again = restarted(tmp_path, clock, states, chunk=5000, reads=5)
+    assert sum(each.left_out for each in again.values()) == 700
+    assert sum(each.trained for each in again.values()) == 400 + (1200 if fate == "replaced" else 0)
+    assert caplog.text.count("one.parquet was deleted or replaced before all of it was read") == 1
+    assert "two.parquet" not in caplog.text
+    assert restarted(tmp_path, clock, again, chunk=5000, reads=5) == again, "once"
+
+
+def restarted(
+    folder: Path, clock: Clock, states: dict[str, PartitionState], chunk: int, reads: int
+) -> dict[str, PartitionState]:
+    """States after a process has read some chunks from others on, of partitions of which any was counted."""
+    stream, places = open_folder(folder, clock)
+    left = {name: PartitionState.from_json(states.get(name, PartitionState()).to_json()) for name in places}
+    reader = PartitionReader(stream, left, ReaderConfig(ahead=100_000, chunk=chunk))
+    for _ in range(reads):
+        reader.read_once()
+    stream.close()
+    return {name: state for name, state in reader._states.items() if state.counted}
 
 
 def test_a_file_that_grows_after_it_was_read_is_told(tmp_path, clock, caplog):
