@@ -12,11 +12,12 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Atomically replace the content of a file."""
+    """Atomically replace the content of a file; an OSError names it."""
     temporary = path.with_suffix(".tmp")
     try:
         temporary.write_text(text)
         temporary.replace(path)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
+        error.filename = error.filename or str(path)  # a full disk shows in a write, which knows no name
         raise
