@@ -6,6 +6,7 @@ time by the formulas of `cpr.estimator.planning`, for a job whose workers fail i
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf, isfinite
 from typing import Any
 
 from cpr.estimator.planning.formulas import Job
@@ -157,7 +158,7 @@ def plan_rent(
         ValueError: a value is impossible, or no number of workers divides a batch.
     """
     workers, batches = sorted(set(workers)), sorted(set(batches))
-    if not price > 0:
+    if not 0 < price < inf:
         raise ValueError(f"the price is {price:g}; give what a worker costs for an hour, more than 0")
     if min(workers, default=0) < 1 or min(batches, default=0) < 1:
         raise ValueError("there are no workers, or no samples in a batch: give numbers of 1 or more")
@@ -183,6 +184,11 @@ def plan_rent(
         raise ValueError(
             f"none of these batches ({', '.join(map(str, batches))}) can be divided among "
             f"{' or '.join(map(str, workers))} workers: give --batches that can"
+        )
+    if not all(isfinite(offer.money) for offer in offers):
+        raise ValueError(
+            f"what it costs is no number, by a price of {price:g} and {offers[0].samples:g} samples: give "
+            "both in their units, a worker's for an hour and all that are trained"
         )
     return RentPlan(
         offers=offers,

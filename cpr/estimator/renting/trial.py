@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from statistics import mean, median
 from typing import Any, Final
 
@@ -131,7 +132,7 @@ def samples_given(samples: float, trials: Sequence[Trial]) -> SamplesNeeded:
     Raises:
         ValueError: the number is not positive, or the windows of noise were too short.
     """
-    if not samples > 0:
+    if not 0 < samples < inf:
         raise ValueError(f"the samples are {samples:g}; give how many training takes, more than 0")
     batch, noise = min(trial.step.batch for trial in trials), noise_of(trials)
     source = f"{samples:.3g} with batch {batch:,}, as given; {_by_noise(noise)}"

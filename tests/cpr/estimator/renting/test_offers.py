@@ -82,6 +82,8 @@ def test_batches_that_cannot_be_divided_are_left_out():
     ("workers", "batches", "price", "message"),
     [
         ([1], [8], 0.0, "the price is 0"),
+        ([1], [8], float("inf"), "the price is inf"),
+        ([64], [64], 1.7e308, "what it costs is no number"),
         ([0], [8], 1.0, "there are no workers"),
         ([1], [], 1.0, "no samples"),
     ],

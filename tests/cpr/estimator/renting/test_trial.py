@@ -65,8 +65,9 @@ def test_samples_as_given_are_those_of_the_smallest_batch():
     assert needed.critical_batch == pytest.approx(NOISE_SCALE)
     assert "noise scale of the dense parameters, 800 samples" in needed.source
     assert "taken to need as many" in samples_given(1e6, [trial(1, 512)]).source
-    with pytest.raises(ValueError, match="more than 0"):
-        samples_given(0, [trial(1, 512)])
+    for impossible in (0, float("inf")):
+        with pytest.raises(ValueError, match="more than 0"):
+            samples_given(impossible, [trial(1, 512)])
 
 
 def test_samples_to_a_target_by_runs_that_reached_it():
