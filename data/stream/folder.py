@@ -45,9 +45,6 @@ CRITEO: Final = "criteo"
 """Format of files without a known ending, where the data set was made of Criteo's logs."""
 
 
-_GONE: Final = "was deleted or replaced before all of it was read"
-
-
 class _GoneError(Exception):
     """A file is not what it was when it was found."""
 
@@ -100,7 +97,6 @@ class FolderStream:
         self.identity = f"folder {without_password(uri).rstrip('/').rpartition('/')[2]}"
         self._by_name = {name: PartitionUnits() for name in self.partitions}
         self._known: set[tuple[str, int]] = set()
-        self._formats: dict[str, str] = {}
         self._added: set[str] = set()
         self._unreadable: dict[str, str] = {}
         """Why files are left out, by the units of one bad record that stand for them."""
@@ -133,7 +129,8 @@ class FolderStream:
                 bad: dict[int, str] = {}
                 self._tell_once(
                     self._file(place.unit),
-                    f"{_GONE}: the rest of its records is left out, and counted so",
+                    "was deleted or replaced before all of it was read: the rest of its records is left out, "
+                    "and counted so. If there is another file of this name, all its records count as new",
                 )
             elif self._may_recover(place.unit, error):
                 return None
@@ -174,11 +171,14 @@ class FolderStream:
         return Place(last.unit, last.record + 1), end - begin
 
     def passed_over(self, partition: str, place: Place, *, counted: int, size: int) -> int:
-        """Records of late files, and of one that has gone; see `StreamSource.passed_over`."""
+        """Records of files that have come late; see `StreamSource.passed_over`."""
+        self._list()
         of = self._by_name[partition]
         late, of.late = of.late, 0
         if self._is_first or of.is_resumed:
             return late
+        if place.record < size:
+            of.add(place.unit, size)  # also if its file is gone: `fetch` finds out, and tells
         if unseen := of.resume(place, counted):
             self._tell_once(
                 self._folder,
@@ -186,16 +186,7 @@ class FolderStream:
                 "their records are left out, and counted so. To have such files trained, give them the "
                 "present time (`touch`)",
             )
-        rest = max(0, size - place.record)
-        if rest and self._is_gone(place.unit):
-            self._tell_once(
-                self._file(place.unit),
-                f"{_GONE}, while no run was reading: the rest of its records is left out, and counted so. If "
-                "there is another file of this name, all its records count as new",
-            )
-        else:
-            rest = 0
-        return late + unseen + rest
+        return late + unseen
 
     def where(self, partition: str, place: Place) -> str:
         """The file, and the row in it or in its row group; see `StreamSource.where`."""
@@ -284,13 +275,7 @@ class FolderStream:
 
     def _pieces(self, place: Location, path: str) -> Iterator[tuple[int, int, int]]:
         """Row group, first row in it, and number of records of each unit of a file."""
-        try:
-            kind = format_of(place)
-        except ValueError:
-            if not self._is_criteo:
-                raise
-            kind = CRITEO
-        self._formats[path] = kind
+        kind = self._format(path)
         if self._records.is_encoded and kind != "parquet":
             raise ValueError(f"encoded records (stream.rows) come as Parquet, and this is {kind}")
         if kind == "parquet":
@@ -304,13 +289,22 @@ class FolderStream:
         *_, num_records = [0, *(block.end for block in self._blocks(path, 0))]
         yield 0, 0, num_records
 
+    def _format(self, path: str) -> str:
+        """Format of a file, by its name."""
+        try:
+            return format_of(self._folder / path)
+        except ValueError:
+            if not self._is_criteo:
+                raise
+            return CRITEO
+
     def _read(self, place: Place, end: int) -> tuple[Checked, int]:
         """Read records of a unit up to about `end`; with the number of the record after them."""
         if place.unit in self._unreadable:
             return _without_rows({0: self._unreadable[place.unit]}), end
         _, path, group, first = Unit.of(place.unit)
         name = str(self._folder / path)
-        if self._formats[path] != "parquet":
+        if self._format(path) != "parquet":
             block = self._next_block(place, path)
             if self._is_gone(place.unit):
                 raise _GoneError
@@ -351,14 +345,16 @@ class FolderStream:
         """The block of a file that begins at `place`; goes on where the one before has ended."""
         if self._text is None or self._text[0] != place:
             self._text = place, self._blocks(path, place.record)
-        block = next(self._text[1])
+        block = next(self._text[1], None)
+        if block is None:
+            raise ValueError("it has fewer records than were found in it")
         self._text = Place(place.unit, block.end), self._text[1]
         return block
 
     def _blocks(self, path: str, skipped: int) -> Iterator[_Block]:
         """Records of a file after the first `skipped` ones."""
         place = self._folder / path
-        if self._formats[path] == CRITEO:
+        if self._format(path) == CRITEO:
             yield from _criteo_blocks(place, skipped)
             return
         file = input_file(place, path, self._records.columns)

@@ -175,16 +175,14 @@ class PartitionReader:
 
     def read_once(self) -> bool:
         """Read one chunk if there is room; whether any records had come. The thread does nothing else."""
+        for name, state in self._states.items():
+            if late := self._source.passed_over(name, state.place, counted=state.counted, size=state.size):
+                self._states[name] = replace(state, left_out=state.left_out + late)
         self._count_unread()
         if self._num_read - self._num_taken >= self._config.ahead:
             return False
-        for partition, state in self._states.items():
-            if gone := self._source.passed_over(
-                partition, state.place, counted=state.counted, size=state.size
-            ):
-                # the size with it: what is gone counts once, also after the next restart
-                self._states[partition] = replace(state, left_out=state.left_out + gone, size=0)
-            self._skip(partition)
+        for name in self._states:
+            self._skip(name)
         places = {name: state.place for name, state in self._states.items()}
         fetched = self._source.fetch(places, self._config.chunk)
         if fetched is None:

@@ -104,9 +104,9 @@ class StreamSource(Protocol):
     def passed_over(self, partition: str, place: Place, *, counted: int, size: int) -> int:
         """Records that were not read and never will be: older ones that have come since the last call.
 
-        In the first call also what happened while no run was reading. Of older ones all have come since then
-        that are not among the `counted` ones, which earlier runs have read or left out. And the place's unit,
-        which had `size` records (0: unknown), may be gone before all of them were read.
+        In the first call also those that came while no run was reading: all older ones that are not among
+        the `counted` ones, which earlier runs have read or left out. The place's unit had `size` records (0:
+        unknown); where it has gone before all of them were read, the next ones are fetched without rows.
         """
         ...
 

@@ -55,8 +55,10 @@ class PartitionUnits:
         return max(0, self.before(place) - counted)
 
     def add(self, unit: str, num_records: int) -> None:
-        """Add a unit at its place in the order."""
+        """Add a unit at its place in the order, unless it is there."""
         at = bisect_left(self.units, unit)
+        if self.units[at : at + 1] == [unit]:
+            return
         self.units.insert(at, unit)
         begin = self.ends[at - 1] if at else 0
         self.ends[at:] = [begin + num_records, *(end + num_records for end in self.ends[at:])]

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import zlib
 from pathlib import Path
 
 import polars as pl
@@ -55,8 +56,12 @@ def drain(
     return ids, bad
 
 
-def open_folder(folder: Path, clock: Clock) -> tuple[FolderStream, dict[str, Place]]:
-    stream = FolderStream(str(folder), MANIFEST, "nowhere", is_encoded=True, now=clock)
+def open_folder(
+    folder: Path, clock: Clock, dataset: str | None = None
+) -> tuple[FolderStream, dict[str, Place]]:
+    """A stream of encoded records, or of the raw ones of a data set."""
+    manifest = MANIFEST if dataset is None else read_manifest(dataset)
+    stream = FolderStream(str(folder), manifest, dataset or "nowhere", is_encoded=dataset is None, now=clock)
     return stream, dict.fromkeys(stream.partitions, START)
 
 
@@ -168,30 +173,68 @@ def passed_over(stream: FolderStream, places: dict[str, Place], counted: dict[st
 
 
 @pytest.mark.parametrize("fate", ["deleted", "replaced"])
-def test_a_file_that_goes_while_no_run_reads_is_told_and_its_rest_counted_once(tmp_path, clock, caplog, fate):
-    read = write(tmp_path / "one.parquet", range(1000))
-    whole = write(tmp_path / "two.parquet", range(1000, 1100), age_s=200)
-    states = restarted(tmp_path, clock, {}, chunk=300, reads=2)
+@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
+def test_a_file_that_goes_while_no_run_reads_is_told_and_its_rest_counted_once(
+    tmp_path, clock, caplog, monkeypatch, raw_dataset, fate, ending
+):
+    monkeypatch.setattr("data.stream.folder.BLOCK_BYTES", 4000)
+    folder, dataset = tmp_path / "in", raw_dataset if ending == "jsonl" else None
+    folder.mkdir()
+
+    def put(name, num_records, age_s):
+        path = write_labels(folder / f"{name}.{ending}", num_records, label=0)
+        os.utime(path, (NOW_S - age_s, NOW_S - age_s))
+        return path
+
+    whole, read = put("whole", 100, age_s=200), put("cut", 1000, age_s=100)
+    states = restarted(folder, clock, {}, chunk=300, reads=3, dataset=dataset)
+    num_trained = sum(each.trained for each in states.values())
+    assert 100 < num_trained < 1100
     read.unlink()
     whole.unlink()  # all of it was read: this is how users make room
-    if fate == "replaced":
-        write(tmp_path / "one.parquet", range(1200), age_s=50)
+    new = {"deleted": 0, "replaced": 50}[fate]  # fewer than those that were read
+    if new:
+        put("cut", new, age_s=50)
     with caplog.at_level(logging.WARNING):
-        again = restarted(tmp_path, clock, states, chunk=5000, reads=5)
-    assert sum(each.left_out for each in again.values()) == 700
-    assert sum(each.trained for each in again.values()) == 400 + (1200 if fate == "replaced" else 0)
-    assert caplog.text.count("one.parquet was deleted or replaced before all of it was read") == 1
-    assert "two.parquet" not in caplog.text
-    assert restarted(tmp_path, clock, again, chunk=5000, reads=5) == again, "once"
+        again = restarted(folder, clock, states, chunk=5000, reads=5, dataset=dataset)
+    assert sum(each.left_out for each in again.values()) == 1100 - num_trained
+    assert sum(each.trained for each in again.values()) == num_trained + new
+    assert sum(each.bad for each in again.values()) == 0
+    assert caplog.text.count(f"cut.{ending} was deleted or replaced before all of it was read") == 1
+    assert "whole" not in caplog.text
+    assert restarted(folder, clock, again, chunk=5000, reads=5, dataset=dataset) == again, "once"
+
+
+def test_a_file_that_goes_while_no_run_reads_is_part_of_what_the_backlog_leaves_out(tmp_path, clock):
+    """Of the oldest records, which the policy leaves out, those that are gone are the first."""
+    first, second = same_partition(2)
+    cut = write(tmp_path / first, range(1000), age_s=100)
+    states = restarted(tmp_path, clock, {}, chunk=300, reads=1, backlog=1000)
+    cut.unlink()
+    write(tmp_path / second, range(1000, 2000), age_s=90)
+    (again,) = restarted(tmp_path, clock, states, chunk=5000, reads=5, backlog=1000).values()
+    assert (again.trained, again.left_out, again.bad) == (300 + 900, 700 + 100, 0), "0.9 of the limit is kept"
+
+
+def same_partition(number: int) -> list[str]:
+    """Names of files whose records belong to one partition."""
+    names = [f"{each}.parquet" for each in range(10_000)]
+    return [each for each in names if zlib.crc32(each.encode()) % NUM_PARTITIONS == 7][:number]
 
 
 def restarted(
-    folder: Path, clock: Clock, states: dict[str, PartitionState], chunk: int, reads: int
+    folder: Path,
+    clock: Clock,
+    states: dict[str, PartitionState],
+    chunk: int,
+    reads: int,
+    dataset: str | None = None,
+    backlog: int = 0,
 ) -> dict[str, PartitionState]:
     """States after a process has read some chunks from others on, of partitions of which any was counted."""
-    stream, places = open_folder(folder, clock)
+    stream, places = open_folder(folder, clock, dataset)
     left = {name: PartitionState.from_json(states.get(name, PartitionState()).to_json()) for name in places}
-    reader = PartitionReader(stream, left, ReaderConfig(ahead=100_000, chunk=chunk))
+    reader = PartitionReader(stream, left, ReaderConfig(ahead=100_000, chunk=chunk, backlog=backlog))
     for _ in range(reads):
         reader.read_once()
     stream.close()
