@@ -251,8 +251,15 @@ class RecoverySetup:
         self._partial.save_to(save_config(self._config.checkpoint, folder).uri)
         path = folder / LAUNCHES
         if self._partial.worker_group.rank == 0:
-            known = path.read_text().splitlines() if path.exists() else []
-            replace_text(path, "".join(f"{name}\n" for name in sorted({*known, *self._ids})))
+            known = set(path.read_text().splitlines()) if path.exists() else set()
+            if self._ids <= known:
+                return
+            try:
+                replace_text(path, "".join(f"{name}\n" for name in sorted(known | self._ids)))
+            except OSError as error:  # a full disk ends no run, and the folder is found by any of the ids
+                if not self._ids & known:
+                    raise
+                logger.warning("goes on without recording this launch in %s: %s", path, error)
 
     def build(self, shard: Callable[[], DistributedModelParallel]) -> DistributedModelParallel:
         """Build the model with its tables in resident memory, that of a dead worker if there is any."""

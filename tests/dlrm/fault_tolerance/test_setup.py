@@ -1,5 +1,6 @@
 """When partial recovery is on, and how a restarted run finds its folder."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -153,8 +154,24 @@ def test_a_kill_while_ids_are_written_keeps_the_old_ones(joined, folder, monkeyp
 
     monkeypatch.setattr(Path, "write_text", die)
     with pytest.raises(KeyboardInterrupt):
-        joined("s1", continues=True).save_in(folder)
+        joined("s2", continues=True).save_in(folder)
     assert joined("s1", continues=True).find_folder(folder.parent) == folder
+
+
+def test_restarted_workers_need_no_room_on_the_disk(joined, folder, monkeypatch):
+    joined("s1", continues=False).save_in(folder)
+    known = (folder / LAUNCHES).read_text()
+
+    def full(path, text):
+        path.open("w").close()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    joined("s1", continues=True).save_in(folder)
+    joined("s2", continues=True).save_in(folder)  # all memory was lost: found by the launch
+    assert (folder / LAUNCHES).read_text() == known
+    with pytest.raises(OSError, match="No space left"):
+        joined("s3", continues=False).save_in(folder.parent)  # where none of its ids is known
 
 
 def test_another_launch_with_the_same_rdzv_id_takes_no_folder(joined, folder, monkeypatch):
