@@ -90,6 +90,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._progressive = ClickMetrics(self.device)
+        self._has_predictions = False
+        """Whether any step, on whatever rank, belongs to the window of progressive validation."""
         self._mean_loss = 0.0
         """Mean over ranks of the weighted losses of a step; on a GPU of the step before."""
 
@@ -218,6 +220,7 @@ class Trainer:
                 if not self.should_continue():
                     break
         self._record_stream()
+        self._end_window()
         self._save_end()
         if evaluated_at != self.steps_done:
             self._evaluate()
@@ -342,11 +345,18 @@ class Trainer:
         every = self.config.progressive_steps
         if not every:
             return
+        real = slice(batch.num_valid)
         if logits is not None and batch.num_valid:
-            self._progressive.update(logits.detach(), batch.labels)
+            self._progressive.update(logits.detach()[real], batch.labels[real])
+        self._has_predictions = True
         if self.steps_done % every == 0:
+            self._end_window()
+
+    def _end_window(self) -> None:
+        """Record the metrics of a window of progressive validation, if any step was trained in it."""
+        if self._has_predictions:
             self.telemetry.progressive(self.steps_done, self.samples_done, self._progressive.compute())
-            self._progressive = ClickMetrics(self.device)
+            self._progressive, self._has_predictions = ClickMetrics(self.device), False
 
     def _upcoming(self, count: int) -> Sequence[Batch]:
         """The next batches that will be trained, at most `count`."""

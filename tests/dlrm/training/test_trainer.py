@@ -176,6 +176,16 @@ def test_how_long_and_when_to_evaluate(config, steps, evaluations, make_trainer)
     assert trainer.samples_done == steps * BATCH
 
 
+@pytest.mark.parametrize("every", [4, 5])
+def test_windows_of_progressive_validation_hold_each_sample_once(make_trainer, every):
+    trainer, seen = make_trainer(progressive_steps=every), []
+    trainer.telemetry.progressive = lambda step, samples, values: seen.append((step, values.num_samples))
+    trainer.train()
+    ends = [*range(every, STEPS, every), STEPS]
+    lengths = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    assert seen == [(end, length * BATCH) for end, length in zip(ends, lengths, strict=True)]
+
+
 @pytest.mark.parametrize("is_in_next_epoch", [False, True])
 def test_an_epoch_whose_evaluation_was_cut_off_is_evaluated_first(make_trainer, is_in_next_epoch):
     """Saves before the evaluation lie at the end of the epoch, saves during it at the start of the next."""

@@ -122,7 +122,9 @@ def test_each_record_is_trained_once(start, dataset, memory, tmp_path, request, 
     assert report["failures"]["recoveries"][0]["kind"] == "process"
     assert report["metrics"]["auc"] > 0.55
     windows = lines(runs, "progressive")
-    assert [window["step"] for window in windows] == list(range(10, report["steps"] + 1, 10))
+    steps = report["steps"]
+    assert [window["step"] for window in windows] == [*range(10, steps, 10), steps]
+    windows = [window for window in windows if window["auc"] is not None]  # the last may be of few samples
     assert sum(window["auc"] for window in windows[-5:]) > sum(window["auc"] for window in windows[:5])
 
 
