@@ -184,6 +184,13 @@ GOALS: Final[Sequence[Goal]] = [
     *_goals("uneven", Sense.NOT_WORSE, "than with equal batches", uneven_auc_delta=REFERENCE_MARGIN),
     *_goals("streaming", Sense.NOT_WORSE, "than from files", stream_auc_delta=REFERENCE_MARGIN),
     *_goals(
+        "label_skew",
+        Sense.NOT_WORSE,
+        "than with mixed labels",
+        skew_auc_delta_dense=REFERENCE_MARGIN,
+        skew_auc_delta_topk=REFERENCE_MARGIN,
+    ),
+    *_goals(
         "streaming",
         Sense.AT_MOST,
         stream_lost_records=0,
