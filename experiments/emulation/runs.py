@@ -151,7 +151,7 @@ def measure(runs: Sequence[Run], workload: EmulatedWorkload, kept: Path) -> dict
 
 
 def _parser(description: str | None, seeds: int) -> argparse.ArgumentParser:
-    parser = experiment_parser(description)
+    parser = experiment_parser(description, figures=True)
     add = parser.add_argument
     add(
         "dataset",
@@ -161,7 +161,6 @@ def _parser(description: str | None, seeds: int) -> argparse.ArgumentParser:
         "absent",
     )
     add("--seeds", type=int, default=seeds, help="how many; those measured before are not measured again")
-    add("--figures", action="store_true", help="measure nothing: work the figures out from the stored runs")
     return parser
 
 

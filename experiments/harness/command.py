@@ -10,7 +10,7 @@ from experiments.harness.network import NoNetworkError, check_possible
 
 
 def experiment_parser(
-    description: str | None, *, rounds: int | None = None, dataset: bool = False
+    description: str | None, *, rounds: int | None = None, dataset: bool = False, figures: bool = False
 ) -> argparse.ArgumentParser:
     """An experiment's command line: `--quick` and, where asked for, `--rounds` and a data set.
 
@@ -18,6 +18,7 @@ def experiment_parser(
         description: docstring of the experiment's module; `--help` shows its first line.
         rounds: default of `--rounds`; None: the experiment has no such option.
         dataset: whether the command takes a prepared data set (`options.dataset`).
+        figures: whether it can measure nothing and work out the figures of stored rows (`options.figures`).
     """
     parser = argparse.ArgumentParser(description=(description or "").split("\n", maxsplit=1)[0])
     add = parser.add_argument
@@ -25,6 +26,8 @@ def experiment_parser(
         add("dataset", nargs="?", type=Path, help="prepared data; default datasets/tiny, generated if absent")
     if rounds is not None:
         add("--rounds", type=int, default=rounds, help=f"default {rounds}")
+    if figures:
+        add("--figures", action="store_true", help="measure nothing: work the figures out from stored rows")
     add("--quick", action="store_true", help="a small run that overwrites no stored result")
     return parser
 

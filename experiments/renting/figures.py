@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, median
 
 from cpr.estimator.renting.offers import Offer, plan_rent
 from cpr.estimator.renting.samples import SamplesNeeded
@@ -83,6 +83,8 @@ def figures_of(rows: Sequence[Row], grid: Grid) -> tuple[dict[str, float | None]
         errors = [[abs(each) for each in one.errors(link, one.model(link))] for one in rounds]
         figures |= median_figures(f"scavenger_time_error{ending}", list(map(max, errors)))
         figures |= median_figures(f"scavenger_time_error_mean{ending}", list(map(mean, errors)))
+        if len(rounds) > 1:
+            figures |= median_figures(f"scavenger_time_scatter{ending}", scatter(rounds, link))
     others = [
         max(map(abs, one.errors("throttled", one.model("free"), one.link_bytes_per_s("throttled"))))
         for one in rounds
@@ -91,6 +93,16 @@ def figures_of(rows: Sequence[Row], grid: Grid) -> tuple[dict[str, float | None]
     figures |= median_figures("scavenger_noise_error", noise_errors(rows))
     chosen, notes = regrets(rows, rounds)
     return figures | chosen, notes
+
+
+def scatter(rounds: Sequence[Round], link: str) -> list[float]:
+    """Largest relative difference of a held-out cell's time from its median in the other rounds, by round."""
+    found = []
+    for one in rounds:
+        others = [each for each in rounds if each is not one]
+        expected = {cell: median(each.step_s(link, *cell) for each in others) for cell in one.grid.held_out}
+        found.append(max(abs(one.step_s(link, *cell) / each - 1) for cell, each in expected.items()))
+    return found
 
 
 def noise_errors(rows: Sequence[Row]) -> list[float]:

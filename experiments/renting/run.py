@@ -11,6 +11,8 @@ with the next row. Figures are medians over rounds or seeds, with `..._low` and 
   pipeline; 1, 2 and 4 workers with batches of 512 to 2048, so that a worker's samples span a factor of 16.
   The model is fitted to the four corners of the grid, in each round and for each link. With `_mean` after
   `error`: the mean of the same errors.
+- `scavenger_time_scatter`, `..._throttled`: how well those times can be known here: the largest relative
+  difference of such a cell's time in a round from the median of the other rounds.
 - `scavenger_time_error_other_link`: the same of throttled cells of several workers, predicted from corners
   whose links were not limited, with the measured speed of the throttled links.
 - `scavenger_noise_error`: largest relative error of the gradient noise scale of linear regression, which is
@@ -29,6 +31,7 @@ with the next row. Figures are medians over rounds or seeds, with `..._low` and 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from data.synthetic import SyntheticConfig
@@ -84,18 +87,32 @@ SMALL: Final = Effort(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    parser = experiment_parser(__doc__, rounds=Grid.rounds)
+    parser = experiment_parser(__doc__, rounds=Grid.rounds, figures=True)
     options = parser.parse_args(arguments)
-    require_links(parser)
-    leave_tidily()
     effort = SMALL if options.quick else Effort(grid=Grid(rounds=options.rounds))
     seeds = list(range(max(effort.seeds, effort.noise_seeds)))
     record = Record("renting", asdict(effort), seeds=seeds, quick=options.quick)
+    if options.figures:
+        record.keep_all()
+    else:
+        require_links(parser)
+        leave_tidily()
+        try:
+            _measure(
+                record, effort, QUICK / "renting-data" if options.quick else ROOT / "datasets" / "renting"
+            )
+        except NoControlGroupError as error:
+            parser.exit(1, f"{parser.prog}: {error}\n")
+    figures, notes = figures_of(record.rows, effort.grid)
+    return record.publish(figures, draw, notes)
+
+
+def _measure(record: Record, effort: Effort, folder: Path) -> None:
+    """Measure all rows that are not there; the data set is generated in `folder` if it is absent."""
     for seed in range(effort.noise_seeds):
         for case in linear.CASES:
             key = f"linear {case.name} {seed}"
             record.measure(key, partial(linear.measure, case, seed, effort.noise_steps))
-    folder = QUICK / "renting-data" if options.quick else ROOT / "datasets" / "renting"
     dataset = samples.generated(effort.data, folder)
     for seed in range(effort.seeds):
         for batch in effort.grid.batches:
@@ -104,15 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             row = record.measure(f"curve {batch} {seed}", curve)
             print(f"{row['key']}: {quality.METRIC} {row['curve'][-1][1]:.4f}", flush=True)
-    try:
-        with groups(max(effort.grid.workers), PERIOD_US) as of_workers:
-            for number in range(effort.grid.rounds):
-                for workers in effort.grid.workers:
-                    timed = partial(times.measure, effort.grid, number, workers, of_workers)
-                    row = record.measure(f"time {number} {workers}", timed)
-                    took = ", ".join(f"{1000 * each:.0f} ms" for each in row["free"].values())
-                    print(f"{row['key']}: {took}", flush=True)
-    except NoControlGroupError as error:
-        parser.exit(1, f"{parser.prog}: {error}\n")
-    figures, notes = figures_of(record.rows, effort.grid)
-    return record.publish(figures, draw, notes)
+    with groups(max(effort.grid.workers), PERIOD_US) as of_workers:
+        for number in range(effort.grid.rounds):
+            for workers in effort.grid.workers:
+                timed = partial(times.measure, effort.grid, number, workers, of_workers)
+                row = record.measure(f"time {number} {workers}", timed)
+                took = ", ".join(f"{1000 * each:.0f} ms" for each in row["free"].values())
+                print(f"{row['key']}: {took}", flush=True)

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from cpr.estimator.renting.samples import SamplesNeeded
-from experiments.renting.figures import Round, figures_of, noise_errors, regret, rounds_of
+from experiments.renting.figures import Round, figures_of, noise_errors, regret, rounds_of, scatter
 from experiments.renting.times import Grid
 from tests.cpr.estimator.renting.lines import LINK, TRAFFIC, noise, seconds
 
@@ -83,6 +83,20 @@ def test_errors_are_those_of_cells_that_were_not_fitted_to():
     assert {errors[cell] < -0.19 for cell in errors if cell[1] == middle} == {True}
     assert max(abs(errors[cell]) for cell in errors if cell[1] != middle) < 1e-6
     assert len(errors) + len(GRID.corners) == len(GRID.workers) * len(GRID.batches)
+
+
+def test_scatter_is_how_far_a_round_is_from_the_others():
+    middle, corner, most = GRID.batches[1], GRID.batches[-1], GRID.workers[-1]
+    slow = [{middle: 1.5}, {}, {}]
+    rounds = rounds_of(
+        [time_row(number, workers, each) for number, each in enumerate(slow) for workers in GRID.workers],
+        GRID,
+    )
+    assert scatter(rounds, "free") == pytest.approx([0.5, 0.2, 0.2])
+    of_a_corner = [time_row(0, most, {corner: 1.5}), *(time_row(0, each) for each in GRID.workers[:-1])]
+    rounds[0] = Round(GRID, {row["workers"]: row for row in of_a_corner})
+    assert (most, corner) in GRID.corners
+    assert scatter(rounds, "free") == pytest.approx([0, 0, 0], abs=1e-9)
 
 
 def test_regret_is_what_the_choice_takes_more_than_the_best():
