@@ -3,8 +3,11 @@
 Importing this module takes seconds (torch, torchrec).
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,10 +24,13 @@ from dlrm.launch.process import FAILURES, MISTAKES, quiet_libraries
 from dlrm.launch.stop_signal import StopRequested, StopSignal
 from dlrm.telemetry.report import Report, format_report
 from dlrm.training.build import build, start_process_group
-from dlrm.training.data import prepare
+from dlrm.training.data import Inputs, prepare
 from dlrm.training.model import check_own_model
 from dlrm.training.trainer import Trainer
 
+logger = logging.getLogger(__name__)
+
+RETRY_S: Final = 5.0
 NODE_SETTINGS: Final = frozenset(
     {
         "data.uri",
@@ -59,9 +65,11 @@ def run(
             device = resolve_device(config.train.device, Ranks.from_environment())
             recovery.join(device)
             quiet_libraries()
-        inputs = prepare(config, recipe, Ranks.from_environment(), resume, changes)
+        continues = recovery is not None and recovery.continues
+        open_inputs = partial(prepare, config, recipe, Ranks.from_environment(), resume, changes)
+        inputs = _tried_again(open_inputs) if continues else open_inputs()
         try:
-            if not (recovery and recovery.continues):
+            if not continues:
                 check_own_model(inputs)
             check_versions(inputs.device.type)  # train.device=auto is resolved only now
             if recovery is None:
@@ -73,6 +81,16 @@ def run(
     dist.destroy_process_group()
     if report is not None:
         print(f"\n{format_report(report)}", flush=True)
+
+
+def _tried_again(open_inputs: Callable[[], Inputs]) -> Inputs:
+    """Open the inputs of restarted workers, which wait for a stream that cannot be reached."""
+    while True:
+        try:
+            return open_inputs()
+        except ConnectionError as error:
+            logger.warning("restarted workers try again, as they trained before: %s", error)
+            time.sleep(RETRY_S)
 
 
 def _train(trainer: Trainer) -> Report | None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 
 from dlrm.config.schema import CommConfig, Config, DataConfig, DenseConfig
 from dlrm.launch.stop_signal import StopRequested
@@ -50,3 +51,29 @@ def test_the_page_is_written_unless_a_restart_waits_for_it(error, history, is_wr
     names = [call[0] for call in telemetry.method_calls]
     assert names == [*(["finish"] if error is None else ["failed"]), "close", *["write_page"] * is_written]
     assert all(call.args == (history,) for call in telemetry.write_page.call_args_list)
+
+
+def test_restarted_workers_wait_for_what_cannot_be_reached(monkeypatch, caplog):
+    """A new run does not: its user is told at once what to correct."""
+    tries = [ConnectionError("no broker answers"), ConnectionError("no broker answers"), None]
+    opened = []
+
+    def prepare(*_):
+        if error := tries.pop(0):
+            raise error
+        opened.append(MagicMock(device=torch.device("cpu")))
+        return opened[-1]
+
+    recovery = MagicMock(continues=True)
+    monkeypatch.setattr(run, "prepare", prepare)
+    monkeypatch.setattr(run, "open_recovery", lambda *_: recovery)
+    monkeypatch.setattr(run, "RETRY_S", 0.01)
+    monkeypatch.setattr(run, "check_agreed", MagicMock(side_effect=StopRequested(15)))
+    with pytest.raises(StopRequested):
+        run.run(Config(), "tiny", MagicMock())
+    assert caplog.text.count("try again, as they trained before: no broker answers") == 2
+    opened[0].close.assert_called_once()
+    tries += [ConnectionError("no broker answers")]
+    recovery.continues = False
+    with pytest.raises(ConnectionError):
+        run.run(Config(), "tiny", MagicMock())
