@@ -108,12 +108,16 @@ def _values_or_lists(
     if pa.types.is_fixed_size_list(found):
         array = array.cast(pa.list_(found.value_type))
     is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
-    values = array.values if is_list else array
+    values, offsets = array, None
+    if is_list:
+        offsets = array.offsets.to_numpy()
+        values = array.values[offsets[0] : offsets[-1]]  # a slice's array has the values of all rows
+        offsets = offsets - offsets[0] if offsets[0] else offsets
     if not is_right(values.type):
         raise _wrong_type(file, name, f"{expected}, or lists of it", found)
     if values.null_count:
         raise _nulls(file, name)
-    return Column(values.to_numpy(), array.offsets.to_numpy() if is_list else None)
+    return Column(values.to_numpy(), offsets)
 
 
 def _finite(values: NDArray[Any], name: str, file: str) -> NDArray[np.float32]:

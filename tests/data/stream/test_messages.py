@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data.criteo import CATEGORY_NAMES, COLUMN_NAMES, PREPARE
 from data.dataset import DatasetManifest, Feature
@@ -41,6 +43,30 @@ def columns_of(rows) -> list[list]:
     return [
         [column.take(np.array([row])).values.tolist() for row in range(len(column))] for column in columns
     ]
+
+
+IDS = st.one_of(st.integers(-1, 10), st.lists(st.integers(-1, 10), max_size=3))
+SHARES = st.one_of(st.floats(0, 1), st.lists(st.sampled_from([0.5, 1.0, math.inf]), max_size=3))
+MESSAGES = st.fixed_dictionaries(
+    {
+        "label": st.sampled_from([0, 1, 1, 2]),
+        "price": st.sampled_from([0.5, 2, None]),
+        "item": IDS,
+        "tags": IDS,
+        "shares": SHARES,
+    }
+)
+
+
+@given(messages=st.lists(MESSAGES, min_size=1, max_size=20))
+def test_what_becomes_of_a_message_does_not_depend_on_the_others(messages):
+    reader = MessageReader("nowhere", ENCODED, "topic t", is_encoded=True)
+    checked = read(reader, messages)
+    alone = [read(reader, [message]) for message in messages]
+    assert checked.bad == {at: each.bad[0] for at, each in enumerate(alone) if each.bad}
+    found = [columns_of(each.rows) for each in alone if each.rows is not None]
+    expected = [[row for columns in rows for row in columns] for rows in zip(*found, strict=True)]
+    assert (columns_of(checked.rows) if checked.rows is not None else []) == expected
 
 
 def test_encoded_objects_become_rows_and_may_mix_lists_with_single_values():
