@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -216,10 +217,8 @@ class FolderStream:
                 problem = "is not there yet" if is_absent else f"cannot be listed ({error})"
                 logger.warning("%s %s: looking again every second", self._folder, problem)
             return
-        start = len(self._folder.path.rstrip("/")) + 1
-        files = [(info.mtime_ns, info.path[start:]) for info in infos if info.is_file]
         is_quiet = True
-        for written_ns, path in sorted(files):
+        for written_ns, path in sorted(self._files(infos)):
             if (path, written_ns) in self._known or _is_passed_over(path):
                 continue
             age_s = self._now() - written_ns / 1e9
@@ -231,6 +230,9 @@ class FolderStream:
                 continue
             if age_s < SETTLE_S:
                 is_quiet = False
+                continue
+            if self._is_other_name(path):
+                self._known.add((path, written_ns))
                 continue
             try:
                 pieces = list(self._pieces(self._folder / path, path))
@@ -244,6 +246,34 @@ class FolderStream:
             self._known.add((path, written_ns))
         self._is_first, self.is_quiet = False, is_quiet
         self._listed_s = time.monotonic()
+
+    def _files(self, infos: Iterable[fs.FileInfo]) -> Iterator[tuple[int, str]]:
+        """Times of files in nanoseconds, and their paths in the folder."""
+        start = len(self._folder.path.rstrip("/")) + 1
+        for info in infos:
+            try:
+                if info.is_file:
+                    yield info.mtime_ns, info.path[start:]
+            except UnicodeDecodeError as error:
+                what = "has a file that is not read, as its name is not UTF-8"
+                self._tell_once(self._folder, f"{what}: {error.object!r}")
+
+    def _is_other_name(self, path: str) -> bool:
+        """Whether a link on a path leads to what is in the folder, and found there under its own name."""
+        if self._folder.local is None:
+            return False
+        folder = self._folder.local.resolve()
+        for name in (path, *map(str, PurePosixPath(path).parents)):
+            own = (folder / name).resolve()
+            if own == folder / name or not own.is_relative_to(folder):
+                continue
+            # hidden files are not read themselves: a link to one is how some writers publish it
+            if not _is_passed_over(str(own.relative_to(folder))) or own == folder:
+                self._tell_once(
+                    self._folder, "has links to what is in it, which is read once, under its own name"
+                )
+                return True
+        return False
 
     def _add(self, path: str, written_ns: int, pieces: Iterable[tuple[int, int, int]]) -> None:
         """Add a file's units to their partitions; `pieces` are those of `_pieces`."""

@@ -87,9 +87,9 @@ class KafkaStream:
 
     Args:
         uri: `kafka://HOST:PORT[,HOST:PORT...]/TOPIC[?PROPERTY=VALUE&...]`, with properties of librdkafka such
-            as `security.protocol`, `sasl.username` and `sasl.password`; in values, `&`, `#`, `+` and `%` are
-            written as `%26`, `%23`, `%2B` and `%25`. The client joins no group, but where brokers ask who may
-            use one, `group.id` names it (default: cpr).
+            as `security.protocol` and `sasl.username` (see `TopicAddress.of`); in values, `&`, `#`, `+` and
+            `%` are written as `%26`, `%23`, `%2B` and `%25`. The client joins no group, but where brokers ask
+            who may use one, `group.id` names it (default: cpr).
         manifest: of the data set.
         dataset: its URI.
         is_encoded: as for `MessageReader`.

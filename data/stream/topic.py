@@ -17,6 +17,7 @@ _FORM: Final = "kafka://HOST:PORT[,HOST:PORT...]/TOPIC[?PROPERTY=VALUE&...]"
 _BROKER: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:@]+):[0-9]+")
 _TOPIC: Final = re.compile(r"/([a-zA-Z0-9._-]{1,249})")
 _FILE: Final = "properties"
+_SECRET: Final = re.compile(r"(password|passphrase|secret|key\.pem|oauthbearer\.config)$")
 _PROPERTY: Final = re.compile(r"[a-z0-9]+(\.[a-z0-9_]+)+")
 
 
@@ -33,12 +34,12 @@ class TopicAddress(NamedTuple):
     def of(cls, uri: str) -> "TopicAddress":
         """Parse a URI of the form `kafka://HOST:PORT[,HOST:PORT...]/TOPIC[?PROPERTY=VALUE&...]`.
 
-        A property `properties` names a file with more of them, a line `PROPERTY=VALUE` each, so that no
-        password is part of a URI.
+        A property `properties` names a file with more of them, a line `PROPERTY=VALUE` each; secrets must be
+        there.
 
         Raises:
-            ValueError: it has another form, or sets a property that positions depend on. The message has no
-                values of properties.
+            ValueError: it has another form, holds a secret, or sets a property that positions depend on. The
+                message has no values of properties.
             OSError: the file cannot be read.
         """
         parts = urlsplit(uri)
@@ -47,21 +48,28 @@ class TopicAddress(NamedTuple):
         is_right = all(_BROKER.fullmatch(each) and int(each.rpartition(":")[2]) < 1 << 16 for each in brokers)
         if not topic or not is_right:
             raise ValueError(
-                f"a topic of Kafka is given as {_FORM}; user and password are the properties sasl.username "
-                "and sasl.password"
+                f"a topic of Kafka is given as {_FORM}; a user is the property sasl.username, and a password "
+                f"sasl.password, in a file that the property {_FILE} names"
             )
         try:
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError:
             pairs = [("", "")]
         file = dict(pairs).get(_FILE)
-        pairs = [*([] if file is None else _in_file(file)), *(each for each in pairs if each[0] != _FILE)]
-        if parts.fragment or not all(_PROPERTY.fullmatch(name) for name, _ in pairs):
+        if parts.fragment or not all(name == _FILE or _PROPERTY.fullmatch(name) for name, _ in pairs):
             raise ValueError(
                 f"what follows the Kafka topic {topic[1]} has the form ?PROPERTY=VALUE&PROPERTY=VALUE, with "
                 "librdkafka's names, e.g. security.protocol; in values, write & as %26, # as %23, + as %2B "
                 "and % as %25"
             )
+        in_uri = [name for name, _ in pairs if name != _FILE]
+        if secret := next(filter(_SECRET.search, in_uri), None):
+            raise ValueError(
+                f"the URI of a topic of Kafka is kept with a run, and {secret} is a secret: write it into a "
+                f"file, a line {secret}=VALUE, and name that, as ?{_FILE}=/etc/kafka/client.properties"
+            )
+        if file is not None:
+            pairs = [*_in_file(file), *((name, value) for name, value in pairs if name != _FILE)]
         properties = dict(pairs)
         if taken := sorted(properties.keys() & {*FIXED, "bootstrap.servers"}):
             raise ValueError(f"the trainer sets the property {taken[0]} of Kafka itself; leave it out")

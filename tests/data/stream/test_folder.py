@@ -405,6 +405,35 @@ def test_a_file_that_is_replaced_before_it_was_read_is_trained_once(
     assert is_left_out or num_read == 4000, "of which a whole row group was read ahead"
 
 
+def test_links_to_files_of_the_folder_are_not_read_twice_and_others_are(tmp_path, clock, caplog):
+    folder, outside = tmp_path / "in", tmp_path / "other"
+    write(folder / "sub" / "1.parquet", range(10))
+    write(folder / ".staged" / "2.parquet", range(10, 20))
+    write(outside / "3.parquet", range(20, 30))
+    (folder / "loop").symlink_to(".")
+    (folder / "same.parquet").symlink_to("sub/1.parquet")
+    (folder / "2.parquet").symlink_to(".staged/2.parquet")
+    (folder / "linked").symlink_to(outside)
+    (tmp_path / "by link").symlink_to(folder)
+    for name in (folder, tmp_path / "by link"):
+        stream, places = open_folder(name, clock)
+        ids, bad = drain(stream, places)
+        assert (sorted(ids), bad) == (list(range(30)), {})
+        clock.now_s += 2
+        assert drain(stream, places) == ([], {})
+    assert caplog.text.count("in has links to what is in it, which is read once, under its own name") == 1
+
+
+def test_a_name_that_is_no_text_is_told_and_passed_over(tmp_path, clock, caplog):
+    write(tmp_path / "1.parquet", range(10))
+    odd = os.fsencode(tmp_path) + b"/bad\xff.parquet"
+    Path(os.fsdecode(odd)).write_bytes(b"")
+    stream, places = open_folder(tmp_path, clock)
+    assert drain(stream, places) == (list(range(10)), {})
+    assert "has a file that is not read, as its name is not UTF-8: b'" in caplog.text
+    assert "bad\\xff" in caplog.text
+
+
 def test_a_file_from_the_future_is_named_and_keeps_no_run_waiting(tmp_path, clock, caplog):
     write(tmp_path / "1.parquet", range(10))
     write(tmp_path / "2.parquet", range(10, 20), age_s=-3600)

@@ -323,20 +323,29 @@ def test_an_unknown_topic_says_what_to_do(cluster):
 
 
 SECRET = "hunter2"
-LOGIN = f"?security.protocol=SASL_PLAINTEXT&sasl.mechanism=PLAIN&sasl.username=u&sasl.password={SECRET}"
+LOGIN = "?security.protocol=SASL_PLAINTEXT&sasl.mechanism=PLAIN&sasl.username=u"
 
 
-def test_no_broker_says_what_to_do_without_the_password(monkeypatch, caplog):
+def with_password(folder, password):
+    file = folder / "client.properties"
+    file.write_text(f"sasl.password={password}\n")
+    return f"{LOGIN}&properties={file}"
+
+
+def test_no_broker_says_what_to_do_without_the_password(monkeypatch, caplog, tmp_path):
     caplog.set_level(logging.DEBUG)
     monkeypatch.setattr("data.stream.kafka.CONNECT_S", 1.0)
+    uri = f"kafka://127.0.0.1:1/clicks{with_password(tmp_path, SECRET)}"
     with pytest.raises(
         ConnectionError, match=r"answers at 127\.0\.0\.1:1 .*refused.*check that Kafka runs"
     ) as raised:
-        KafkaStream(f"kafka://127.0.0.1:1/clicks{LOGIN}", MANIFEST, "nowhere", is_encoded=True)
+        KafkaStream(uri, MANIFEST, "nowhere", is_encoded=True)
     assert SECRET not in str(raised.value) + str(raised.value.__cause__) + caplog.text
 
 
-def test_properties_reach_the_client_and_the_identity_has_none(cluster, topic, open_topic, monkeypatch):
+def test_properties_reach_the_client_and_the_identity_has_none(
+    cluster, topic, open_topic, monkeypatch, tmp_path
+):
     given: list[dict] = []
 
     class Noting(confluent_kafka.Consumer):
@@ -346,8 +355,8 @@ def test_properties_reach_the_client_and_the_identity_has_none(cluster, topic, o
 
     monkeypatch.setattr("data.stream.kafka.Consumer", Noting)
     cluster.create(topic, 1)
-    stream = open_topic(LOGIN.replace(SECRET, "a%26b%2Bc%25%23") + "&group.id=readers")
-    assert given[0]["sasl.password"] == "a&b+c%#"
+    stream = open_topic(with_password(tmp_path, "a&b+c%#") + "&client.id=a%26b%2Bc%25%23&group.id=readers")
+    assert (given[0]["sasl.password"], given[0]["client.id"]) == ("a&b+c%#", "a&b+c%#")
     assert given[0]["group.id"] == "readers"
     assert stream.identity == f"kafka {topic}"
 
@@ -378,6 +387,11 @@ def test_properties_in_a_file(tmp_path):
         (f"kafka://broker:9092/clicks?sasl.password=a&{SECRET}", "write & as %26"),
         (f"kafka://broker:9092/clicks?sasl.password=a&{SECRET}=b", "write & as %26"),
         (f"kafka://broker:9092/clicks?sasl.password=a#{SECRET}", "# as %23"),
+        (
+            f"kafka://broker:9092/clicks?sasl.password={SECRET}&client.id=a",
+            "sasl.password is a secret: write it into a file, a line sasl.password=VALUE, and",
+        ),
+        (f"kafka://broker:9092/clicks?ssl.key.password={SECRET}", "ssl.key.password is a secret"),
         (
             f"kafka://broker:9092/clicks?sasl.pasword={SECRET}",
             'No such configuration property: "sasl.pasword"',
