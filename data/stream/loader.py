@@ -143,7 +143,7 @@ class StreamLoader:
         """Yield batches as records come, to the end of the stream.
 
         Raises:
-            ValueError: the stream is not what the manifest describes.
+            ValueError: the stream is not what the manifest describes, or has ended with bad records alone.
             FeedClosedError: the loader was closed.
         """
         self._restart()
@@ -160,6 +160,7 @@ class StreamLoader:
                 pause_s = min(2 * pause_s, longest_s)
             if not self._agreed:
                 self._states |= self._at_end
+                self._check_trained()
                 return
             self._last = agreed = self._agreed.popleft()
             self._states.update(agreed.states)
@@ -248,6 +249,16 @@ class StreamLoader:
             self._source, {name: self._states[name] for name in own}, self._reading
         )
         self._reader.start()
+
+    def _check_trained(self) -> None:
+        """Refuse to end as if all were well when all records of a stream, if any, were bad."""
+        figures = self.figures
+        assert figures is not None, "this is the end"
+        if figures.bad and not figures.trained:
+            raise ValueError(
+                f"the stream has ended, and none of its records was trained: {figures.bad:,} cannot be, and "
+                "the log says why. Is this the stream that the data set of data.uri describes?"
+            )
 
     def _stop(self) -> None:
         self._agreed.clear()

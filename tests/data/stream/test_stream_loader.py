@@ -280,6 +280,16 @@ def test_the_counts_at_the_end_have_all_records():
     assert (first.trained, first.bad, first.left_out, first.waiting) == (196, 4, 0, 0)
 
 
+def test_a_stream_of_bad_records_alone_does_not_end_well():
+    stream = full(1, 10)
+    stream.bad = set(range(10))
+    with pytest.raises(
+        ValueError, match="none of its records was trained: 10 cannot be, and the log says why"
+    ):
+        train_all(stream, 1)
+    assert train_all(full(1, 0), 1)[0] == [[]], "an empty one does"
+
+
 def test_too_many_bad_records_end_a_run_that_goes_on_too():
     stream = full(1, 5000)
     stream.bad = set(range(0, 3000, 5))
