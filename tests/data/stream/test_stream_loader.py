@@ -283,9 +283,7 @@ def test_the_counts_at_the_end_have_all_records():
 def test_a_stream_of_bad_records_alone_does_not_end_well():
     stream = full(1, 10)
     stream.bad = set(range(10))
-    with pytest.raises(
-        ValueError, match="none of its records was trained: 10 cannot be, and the log says why"
-    ):
+    with pytest.raises(ValueError, match="none of its records was trained: 10 cannot be"):
         train_all(stream, 1)
     assert train_all(full(1, 0), 1)[0] == [[]], "an empty one does"
 
