@@ -67,6 +67,8 @@ class Offer:
     """Seconds since the newest record was read."""
     lag_s: float
     """Age of the first of the offered records; 0 without any."""
+    has_looked: bool = True
+    """Whether it knows what waits; until all do, none is trained, as batches follow what waits."""
     states: Mapping[str, PartitionState] = field(default_factory=dict)
     """Of partitions that change by the step, after it."""
 
@@ -88,6 +90,8 @@ class Rules:
 
 def decide(offers: Sequence[Offer], rules: Rules) -> Literal["train", "wait", "end"]:
     """Decide by the offers of all ranks."""
+    if not all(offer.has_looked for offer in offers):
+        return "wait"
     total = sum(offer.size for offer in offers)
     if total >= rules.global_batch or (total and max(offer.waited_s for offer in offers) >= rules.wait_s):
         return "train"
@@ -100,8 +104,11 @@ def decide(offers: Sequence[Offer], rules: Rules) -> Literal["train", "wait", "e
 def limits(offers: Sequence[Offer], global_batch: int) -> list[int]:
     """Records that each rank may offer next; together one global batch.
 
-    Every rank may offer one, and the others are in proportion to what waits; equal if nothing does.
+    Every rank may offer one, and the others are in proportion to what waits; equal if nothing does. None may
+    offer any before all know what waits.
     """
+    if not all(offer.has_looked for offer in offers):
+        return [0] * len(offers)
     waiting = [offer.waiting for offer in offers]
     spare = global_batch - len(offers)
     total = sum(waiting)

@@ -125,7 +125,7 @@ class StreamLoader:
         )
         self._reader: PartitionReader | None = None
         self._agreed: deque[_Agreed] = deque()
-        self._limits = limits([_NOTHING] * world_size, rules.global_batch)
+        self._limits = [0] * world_size
         self._is_over = False
         self._at_end: dict[str, PartitionState] = {}
         """States after the last batch, with what was left out behind it."""
@@ -244,6 +244,7 @@ class StreamLoader:
     def _restart(self) -> None:
         """Read on from the position, and forget what was agreed on."""
         self._stop()
+        self._limits = [0] * self._world_size
         own = self._source.partitions[self._rank :: self._world_size]
         self._reader = PartitionReader(
             self._source, {name: self._states[name] for name in own}, self._reading
@@ -313,9 +314,6 @@ class StreamLoader:
                 Column(none.astype(np.float32), offsets) if feature.weights else None for feature in features
             ),
         )
-
-
-_NOTHING: Final = Offer(size=0, waiting=0, waited_s=0.0, idle_s=0.0, lag_s=0.0)
 
 
 def share_by(world_size: int) -> Share:

@@ -102,6 +102,7 @@ class PartitionReader:
         self._chunks: deque[_Chunk] = deque()
         # each of these is written by one thread, and deques are safe: no lock that a signal could find taken
         self._num_read = self._num_taken = self._unread = 0
+        self._has_looked = False
         self._quiet_since_s: float | None = None
         self._idle_s = 0.0
         self._bad = Counter[str]()
@@ -143,6 +144,7 @@ class PartitionReader:
             waited_s=now - first.read_s if first else 0.0,
             idle_s=self._idle_s,
             lag_s=max(0.0, time.time() - first.fetched.arrived_s) if first else 0.0,
+            has_looked=self._has_looked,
             states=states,
         )
 
@@ -179,6 +181,7 @@ class PartitionReader:
             if late := self._source.passed_over(name, state.place, counted=state.counted, size=state.size):
                 self._states[name] = replace(state, left_out=state.left_out + late)
         self._count_unread()
+        self._has_looked = True
         if self._num_read - self._num_taken >= self._config.ahead:
             return False
         for name in self._states:

@@ -12,6 +12,7 @@ from data.batch import Batch
 from data.loader import FeedClosedError, LoaderConfig
 from data.stream.agreement import Offer, Rules, limits
 from data.stream.loader import StreamLoader
+from data.stream.source import START, Place
 from tests.data.stream.streams import MANIFEST, MemoryStream
 
 BATCH = 8
@@ -136,6 +137,29 @@ def test_a_rank_without_records_has_a_batch_without_weight():
         assert batch.sparse.stride() == 1
         assert ids_of(batch) == []
         assert torch.equal(batch.labels, torch.zeros(1))
+
+
+def test_the_first_batches_too_are_in_proportion_to_what_waits():
+    """Also where a rank takes longer for its first look at the stream."""
+    stream, ranks = MemoryStream(2), Ranks(2)
+    stream.arrive("p0", 3000)
+    stream.arrive("p1", 1000)
+
+    class Slow(MemoryStream):
+        def waiting(self, partition: str, place: Place) -> int:
+            time.sleep(0.3 if place == START else 0)
+            return super().waiting(partition, place)
+
+    slow = Slow(2)
+    slow.lengths = stream.lengths
+
+    def work(rank: int) -> list[int]:
+        with closing(open_loader(slow if rank else stream, ranks, rank, wait_s=9.0)) as loader:
+            return [batch.num_valid for batch, _ in zip(loader, range(3), strict=False)]
+
+    first, second = ranks.run(work)
+    assert [one + other for one, other in zip(first, second, strict=True)] == [2 * BATCH] * 3
+    assert {abs(size - 3 * BATCH // 2) for size in first} <= {0, 1}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])
