@@ -139,7 +139,8 @@ def test_a_rank_without_records_has_a_batch_without_weight():
         assert torch.equal(batch.labels, torch.zeros(1))
 
 
-def test_the_first_batches_too_are_in_proportion_to_what_waits():
+@pytest.mark.parametrize("first_look_s", [0.0, 0.3])
+def test_the_first_batches_too_are_in_proportion_to_what_waits(first_look_s):
     """Also where a rank takes longer for its first look at the stream."""
     stream, ranks = MemoryStream(2), Ranks(2)
     stream.arrive("p0", 3000)
@@ -147,7 +148,7 @@ def test_the_first_batches_too_are_in_proportion_to_what_waits():
 
     class Slow(MemoryStream):
         def waiting(self, partition: str, place: Place) -> int:
-            time.sleep(0.3 if place == START else 0)
+            time.sleep(first_look_s if place == START else 0)
             return super().waiting(partition, place)
 
     slow = Slow(2)
