@@ -8,6 +8,7 @@ import signal
 import polars as pl
 import pytest
 
+from experiments.label_skew import name_for
 from tests.data.stream.kafka_cluster import KafkaCluster
 from tests.system.runs import curve, only_folder, report_of, settings, wait_for
 from tests.system.training.test_resume import workers_of
@@ -153,6 +154,41 @@ def test_one_rank_learns_from_a_stream_what_it_learns_from_the_same_files(start,
     assert len(curve(files)) >= 20
     assert curve(stream) == curve(files)
     assert report_of(stream)["metrics"] == report_of(files)["metrics"]
+
+
+def test_ranks_that_have_one_label_each_learn_what_one_rank_learns_from_the_same_batches(
+    start, dataset, tmp_path
+):
+    """Batches of 5 and 13 samples, in proportion to what waits, so that each sample has the same weight."""
+    rows = pl.read_parquet(sorted(dataset.glob("day=[01]/*.parquet")))
+    clicks, others = (rows.filter(pl.col("label") == label) for label in (1, 0))
+    batches = [part for at in range(12) for part in (clicks[5 * at :][:5], others[13 * at :][:13])]
+    files = {
+        "one/0": pl.concat(batches),
+        f"two/{name_for(0, 0)}": clicks[:900],
+        f"two/{name_for(1, 0)}": others[:2700],
+    }
+    runs = {}
+    for number, name in enumerate(("one", "two"), start=1):
+        folder = tmp_path / name
+        folder.mkdir()
+        for path in (path for path in files if path.startswith(name)):
+            written = (tmp_path / path).with_suffix(".parquet")
+            files[path].write_parquet(written)
+            os.utime(written, (1e9, 1e9))
+        options = ("data.global_batch_size=18", "train.max_steps=12", "train.log_every_steps=1")
+        stream = (f"stream.uri={folder}", "stream.rows=encoded")
+        more = settings(dataset, tmp_path / f"runs-{name}", "train.precision=fp32", *options, *stream)
+        runs[name] = start("-m", "dlrm.train", *more, ranks=number, forks=True)
+    for run in runs.values():
+        _, said = run.communicate(timeout=120)
+        assert run.returncode == 0, said
+    one, two = (only_folder(tmp_path / f"runs-{name}") for name in runs)
+    losses = [[line["loss"] for line in curve(folder) if line["kind"] == "train"] for folder in (one, two)]
+    assert len(losses[0]) == 12
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    metrics = report_of(one)["metrics"]
+    assert report_of(two)["metrics"]["log_loss"] == pytest.approx(metrics["log_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
