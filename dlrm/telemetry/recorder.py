@@ -77,7 +77,7 @@ class Recorder:
         Args:
             step: steps done so far.
             samples: samples done so far, over all ranks.
-            loss: mean loss of this rank's batch, or of all where sizes differ, a scalar; not waited for.
+            loss: mean over the samples of all ranks, a scalar; not waited for.
             logits: of this rank's batch, `[B]`, of a stream perhaps `[0]`; None if the model has none.
             labels: of this rank's batch, 0 or 1, of the same shape.
             learning_rates: the current ones by name.

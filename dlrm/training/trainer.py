@@ -92,8 +92,8 @@ class Trainer:
         self._progressive = ClickMetrics(self.device)
         self._has_predictions = False
         """Whether any step, on whatever rank, belongs to the window of progressive validation."""
-        self._mean_loss = 0.0
-        """Mean over ranks of the weighted losses of a step; on a GPU of the step before."""
+        self._mean_loss = torch.zeros((), device=self.device)
+        """Mean over ranks of the weighted losses of a step."""
 
     def train(self) -> None:
         """Run to the end.
@@ -281,7 +281,7 @@ class Trainer:
         self._adapt_batches(seconds)
         num_samples = self.loader.step_samples
         self.samples_done += num_samples
-        self._record_step(batch, loss, logits)
+        self._record_step(batch, logits)
         self.telemetry.lap("recording")
         # it may wait for the save before, after which SIGTERM is to be answered with a save, too
         with self.stop.extended(self.session.leaving_takes):
@@ -307,6 +307,7 @@ class Trainer:
         else:
             scalars = torch.cat([scalars, self.scaling.scalars(batch.weight)])
             means = self.scaling.observe(self.replicas.average(scalars))
+        self._mean_loss = means[0]
         checked = _Checked(self.steps_done + 1, loss.detach(), finite_check)
         return self._stop_unless_finite(self._scalars.give(means, checked), self.steps_done + 1)
 
@@ -318,21 +319,18 @@ class Trainer:
         if sizes := self.batching.adapt(seconds, self.steps_done):
             self.telemetry.resized(self.steps_done, sizes, self.batching.seconds)
 
-    def _record_step(self, batch: Batch, loss: Tensor, logits: Tensor | None) -> None:
+    def _record_step(self, batch: Batch, logits: Tensor | None) -> None:
         """Record the step that was just done."""
         if self._is_logged(self.steps_done):
             self.telemetry.exchange(self.replicas.take_figures())
             self.telemetry.mirror(self.session.mirror)
         self._validate(batch, logits)
-        if self.batching is not None or isinstance(self.loader, StreamLoader):
-            # of rank 0 alone it would be that of few samples, or of none
-            full_step = self.loader.config.batch_size * dist.get_world_size()
-            loss = loss.new_full((), self._mean_loss * full_step / self.loader.step_samples)
+        full_step = self.loader.config.batch_size * dist.get_world_size()
         real = slice(batch.num_valid)
         self.telemetry.step(
             step=self.steps_done,
             samples=self.samples_done,
-            loss=loss,
+            loss=self._mean_loss * (full_step / self.loader.step_samples),
             logits=None if logits is None else logits[real],
             labels=batch.labels[real],
             learning_rates=self.optimizers.learning_rates,
@@ -380,8 +378,8 @@ class Trainer:
         """
         if found is None:
             return [0.0, 0.0]
-        (self._mean_loss, mean_finite_check, *others), checked = found
-        if not isfinite(self._mean_loss + mean_finite_check):
+        (mean_loss, mean_finite_check, *others), checked = found
+        if not isfinite(mean_loss + mean_finite_check):
             self._raise_diverged(checked, begun)
         return others
 

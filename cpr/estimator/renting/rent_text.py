@@ -76,8 +76,9 @@ def _reasons(plan: RentPlan) -> Iterator[str]:
         "per further worker": model.worker_s,
     }
     if model.link_bytes_per_s is not None:
-        a_megabyte_s = 1e6 * model.sent_byte_s(model.link_bytes_per_s)
-        parts["per MB that a worker sends, over the slowest links of the runs"] = a_megabyte_s
+        sent_s, link_s = model.sent_byte_s(model.link_bytes_per_s), 1 / model.link_bytes_per_s
+        of_it = f", {duration_text(1e6 * link_s)} of it for the links" if sent_s > link_s else ""
+        parts[f"per MB that a worker sends{of_it}, as in the run with the slowest links"] = 1e6 * sent_s
     fit = (
         "The runs are as few as these figures, which thus fit them exactly: nothing is known of their errors"
         if model.worst_error is None

@@ -15,6 +15,9 @@ from cpr.humanize import count_text
 LEAST_LINES: Final = 3
 """Lines of metrics that a trial needs; the first one is left out, as its steps allocate memory."""
 
+NOISE_STEPS: Final = 100
+"""Steps over which gradient noise must be measured not to be called rough."""
+
 Line = Mapping[str, Any]
 
 
@@ -105,8 +108,8 @@ def traffic_of(trials: Sequence[Trial]) -> Traffic:
     return Traffic(dense_bytes=largest.dense_bytes, pooled_bytes=largest.pooled_bytes or 0.0)
 
 
-def noise_of(trials: Sequence[Trial]) -> float | None:
-    """Gradient noise scale, in samples, of the trial with the longest window; None: none has measured it.
+def noise_of(trials: Sequence[Trial]) -> GradientNoise | None:
+    """Gradient noise of the trial with the longest window; None: none has measured it.
 
     Raises:
         ValueError: the windows were too short.
@@ -123,7 +126,7 @@ def noise_of(trials: Sequence[Trial]) -> float | None:
             else ("noise of these runs' gradients is too small to be measured", "smaller")
         )
         raise ValueError(f"the {why}: train one for more steps, or with a {size} data.global_batch_size")
-    return max(known, key=lambda noise: noise.steps).scale
+    return max(known, key=lambda noise: noise.steps)
 
 
 def samples_given(samples: float, trials: Sequence[Trial]) -> SamplesNeeded:
@@ -135,8 +138,8 @@ def samples_given(samples: float, trials: Sequence[Trial]) -> SamplesNeeded:
     if not 0 < samples < inf:
         raise ValueError(f"the samples are {samples:g}; give how many training takes, more than 0")
     batch, noise = min(trial.step.batch for trial in trials), noise_of(trials)
-    source = f"{samples:.3g} with batch {batch:,}, as given; {_by_noise(noise)}"
-    return SamplesNeeded.by_noise(batch, samples, noise, source)
+    source = f"{samples:.3g} with batch {batch:,}, as given; {_by_noise(noise, trials)}"
+    return SamplesNeeded.by_noise(batch, samples, noise.scale if noise else None, source)
 
 
 def samples_to(target: Target, trials: Sequence[Trial]) -> SamplesNeeded:
@@ -172,15 +175,25 @@ def samples_to(target: Target, trials: Sequence[Trial]) -> SamplesNeeded:
         return SamplesNeeded.by_runs(reached, f"fitted to runs that reached {target}: {listed}")
     ((batch, samples),) = reached.items()
     noise = noise_of(trials)
-    return SamplesNeeded.by_noise(batch, samples, noise, f"{listed}, to {target}; {_by_noise(noise)}")
+    source = f"{listed}, to {target}; {_by_noise(noise, trials)}"
+    return SamplesNeeded.by_noise(batch, samples, noise.scale if noise else None, source)
 
 
-def _by_noise(noise: float | None) -> str:
-    if noise is None:
+def _by_noise(noise: GradientNoise | None, trials: Sequence[Trial]) -> str:
+    if noise is None or noise.scale is None:
         return (
             "every batch is taken to need as many, as no run of several workers has measured gradient noise"
         )
-    return f"with other batches by the gradient noise scale of the dense parameters, {noise:,.3g} samples"
+    rough = ""
+    if noise.steps < NOISE_STEPS:
+        rough = f", which is rough over fewer than {NOISE_STEPS:,} steps: train a run for longer"
+    others = [trial.noise.scale for trial in trials if trial.noise and trial.noise.scale]
+    if max(others) > 2 * min(others):
+        rough += f"; runs differ in it, from {min(others):,.3g} to {max(others):,.3g}"
+    return (
+        f"with other batches by the gradient noise scale of the dense parameters, {noise.scale:,.3g} samples "
+        f"over {count_text(noise.steps, 'step')}{rough}"
+    )
 
 
 def _noise(workers: int, batch: int, figures: Mapping[str, Any]) -> GradientNoise:

@@ -89,9 +89,17 @@ def test_text_and_picture(plan, capsys, tmp_path):
     assert "With 1 worker a failure comes each 41.7 d: " in out
     assert "4-512: 4 workers, batch 512, " in out
     assert "Failures and saves are not counted" not in out
-    assert "1 ms per further worker; 10 ms per MB that a worker sends, over the slowest links" in out
+    assert (
+        "; 10 ms per MB that a worker sends, 8 ms of it for the links, as in the run with the slowest" in out
+    )
     assert "Errors in the runs that this was fitted to: " in out
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_is_named_twice_is_refused(runs, capsys):
+    again = f"{runs[0]}/."
+    assert entry(["plan", "--workers", "1", "--samples", "1", "--price", "1", "--trial", *runs, again]) == 2
+    assert "twice: a run tells no more than once" in capsys.readouterr().err
 
 
 def test_the_command_of_the_readme(tmp_path, monkeypatch, capsys):

@@ -176,6 +176,22 @@ def test_how_long_and_when_to_evaluate(config, steps, evaluations, make_trainer)
     assert trainer.samples_done == steps * BATCH
 
 
+def test_the_logged_loss_is_that_of_all_ranks(make_trainer):
+    trainer, logged = make_trainer(max_steps=3), []
+    average, step = trainer.replicas.average, trainer.telemetry.step
+
+    def of_two_ranks(scalars):
+        means = average(scalars)
+        return torch.cat([means[:1] + 1.0, means[1:]])  # the other rank's loss is larger by 2
+
+    trainer.replicas.average = of_two_ranks
+    trainer.telemetry.step = lambda *, loss, **more: (logged.append(float(loss)), step(loss=loss, **more))
+    own = []
+    trainer.schedule.step = lambda *given, inner=trainer.schedule.step: own.append(inner(*given)) or own[-1]
+    trainer.train()
+    assert logged == pytest.approx([float(loss.detach()) + 1.0 for loss, _ in own])
+
+
 @pytest.mark.parametrize("every", [4, 5])
 def test_windows_of_progressive_validation_hold_each_sample_once(make_trainer, every):
     trainer, seen = make_trainer(progressive_steps=every), []

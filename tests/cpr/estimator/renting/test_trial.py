@@ -51,12 +51,25 @@ def test_runs_without_what_is_needed(lines, message):
 
 def test_the_longest_window_of_noise_counts():
     found = noise_of([trial(1, 512), trial(2, 512, steps=100, scale=7.0), trial(4, 512)])
-    assert found == pytest.approx(NOISE_SCALE)
+    assert found.scale == pytest.approx(NOISE_SCALE)
     assert noise_of([trial(1, 512)]) is None
     with pytest.raises(ValueError, match=r"lost in their noise: train one for more steps, or with a larger"):
         noise_of([trial(2, 512, squared_norm=-1.0, scale=-900.0)])
     with pytest.raises(ValueError, match=r"too small to be measured: train one for more .* a smaller"):
         noise_of([trial(2, 512, squared_norm=1.0, scale=-900.0)])
+
+
+def test_noise_over_few_steps_and_runs_that_differ_in_it_are_told():
+    trials = [trial(2, 512, steps=50), trial(2, 1024, steps=40, scale=3 * NOISE_SCALE)]
+    assert (
+        "over 50 steps, which is rough over fewer than 100 steps: train" in samples_given(1e6, trials).source
+    )
+    assert (
+        f"; runs differ in it, from {NOISE_SCALE:,.3g} to {3 * NOISE_SCALE:,.3g}"
+        in samples_given(1e6, trials).source
+    )
+    source = samples_given(1e6, [trial(2, 512, steps=100)]).source
+    assert source.endswith("samples over 100 steps")
 
 
 def test_samples_as_given_are_those_of_the_smallest_batch():
