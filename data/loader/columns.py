@@ -4,7 +4,7 @@ Every operation is one vectorised gather or concatenation, which releases the in
 background thread shares a core with training.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,14 +71,19 @@ class Rows:
         """Gather the rows at ascending `positions`; a contiguous range is not copied."""
         begin, end = int(positions[0]), int(positions[-1]) + 1
 
-        def pick_column(column: Column) -> Column:
-            return column.slice(begin, end) if end - begin == len(positions) else column.take(positions)
+        is_range = end - begin == len(positions)
+        return self._of_each(lambda column: column.slice(begin, end) if is_range else column.take(positions))
 
+    def take(self, positions: Positions) -> "Rows":
+        """Copy the rows at `positions`, in that order."""
+        return self._of_each(lambda column: column.take(positions))
+
+    def _of_each(self, change: Callable[[Column], Column]) -> "Rows":
         return Rows(
-            label=pick_column(self.label),
-            dense=tuple(map(pick_column, self.dense)),
-            ids=tuple(map(pick_column, self.ids)),
-            weights=tuple(None if column is None else pick_column(column) for column in self.weights),
+            label=change(self.label),
+            dense=tuple(map(change, self.dense)),
+            ids=tuple(map(change, self.ids)),
+            weights=tuple(None if column is None else change(column) for column in self.weights),
         )
 
 

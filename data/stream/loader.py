@@ -20,6 +20,7 @@ from data.loader.columns import Column, Rows
 from data.loader.loader import LoaderConfig
 from data.loader.order import Window
 from data.stream.agreement import Offer, PartitionState, Rules, decide, limits
+from data.stream.injection import Gather, Injection
 from data.stream.reader import PartitionReader, ReaderConfig
 from data.stream.source import StreamSource
 
@@ -84,6 +85,7 @@ class StreamLoader:
         rank: this rank.
         world_size: number of ranks.
         share: exchanges the offers of ranks.
+        injection: deals records among ranks; None: each trains those that have come to it.
 
     Raises:
         ValueError: there are more ranks than partitions.
@@ -101,6 +103,7 @@ class StreamLoader:
         rank: int = 0,
         world_size: int = 1,
         share: Share = lambda offer: [offer],
+        injection: Injection | None = None,
     ) -> None:
         if world_size > len(source.partitions):
             raise ValueError(
@@ -110,7 +113,7 @@ class StreamLoader:
         self.manifest, self.config = manifest, config
         self.while_waiting: Callable[[], None] = lambda: None
         """Called again and again, on all ranks together, while nothing comes; may raise to stop."""
-        self._source, self._rules, self._share = source, rules, share
+        self._source, self._rules, self._share, self._injection = source, rules, share, injection
         self._rank, self._world_size = rank, world_size
         self._reading = ReaderConfig(
             ahead=AHEAD_STEPS * rules.global_batch,
@@ -282,9 +285,12 @@ class StreamLoader:
             self._at_end = states
         if decision != "train":
             return False
+        pieces = self._reader.take(offers[self._rank].size)
+        if self._injection is not None:
+            pieces = self._injection.deal(pieces, self._world_size)
         self._agreed.append(
             _Agreed(
-                batch=self._batch(self._reader.take(offers[self._rank].size)),
+                batch=self._batch(pieces),
                 num_samples=sum(offer.size for offer in offers),
                 states=states,
                 waiting=sum(offer.waiting for offer in offers),
@@ -316,8 +322,20 @@ class StreamLoader:
         )
 
 
+def gather_by(world_size: int) -> Gather:
+    """Gather objects by `torch.distributed` on the CPU."""
+
+    def gather(given: Any) -> Sequence[Any]:
+        found: list[Any] = [None] * world_size
+        dist.all_gather_object(found, given)
+        return found
+
+    return gather
+
+
 def share_by(world_size: int) -> Share:
     """Share offers by `torch.distributed` on the CPU, in one small collective unless they are large."""
+    gather = gather_by(world_size)
 
     def share(offer: Offer) -> Sequence[Offer]:
         if world_size == 1:
@@ -333,8 +351,6 @@ def share_by(world_size: int) -> Share:
         ends = [HEADER_BYTES + int.from_bytes(each[:HEADER_BYTES], "little") for each in buffers]
         if max(ends) <= MESSAGE_BYTES:
             return [pickle.loads(each[HEADER_BYTES:end]) for each, end in zip(buffers, ends, strict=True)]
-        offers: list[Any] = [None] * world_size
-        dist.all_gather_object(offers, offer)
-        return offers
+        return gather(offer)
 
     return share

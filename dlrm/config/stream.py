@@ -29,8 +29,14 @@ class StreamConfig:
     keep: Literal["newest", "oldest", "sample"] = "newest"
     """With `backlog`: which of the waiting records are kept."""
 
+    inject: float = 0.0
+    """Share of each rank's records that is dealt among all ranks by chance in each step (data injection of
+    ScaDLES), where labels are skewed between partitions and ranks select what they send (`comm.exchange`)."""
+
     def __post_init__(self) -> None:
         check_fields(self, "stream.")
+        if not 0 <= self.inject <= 1:
+            raise ValueError(f"stream.inject is a share of records, from 0 to 1, not {self.inject}")
         for name in ("wait_s", "end_after_s", "backlog"):
             if getattr(self, name) < 0:
                 raise ValueError(f"stream.{name} must be at least 0, not {getattr(self, name)}")

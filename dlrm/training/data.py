@@ -25,7 +25,8 @@ from data.loader.decode import decode
 from data.loader.order import Window
 from data.loader.source import check_labels
 from data.stream.agreement import Rules
-from data.stream.loader import StreamLoader, share_by
+from data.stream.injection import Injection
+from data.stream.loader import StreamLoader, gather_by, share_by
 from dlrm.config.dataset import open_manifest, split_days
 from dlrm.config.schema import Config
 from dlrm.launch.device import Ranks, resolve_device
@@ -176,7 +177,9 @@ def _open_stream(
         raise ValueError(
             "stream.uri makes batches on the CPU, and has never run with a GPU: set train.device=cpu"
         )
-    stream = config.stream
+    stream, injection = config.stream, None
+    if stream.inject and ranks.world_size > 1:
+        injection = Injection(stream.inject, ranks.rank, loader.seed, gather_by(ranks.world_size))
     # imported here, by a worker: the server that workers are forked of must not have the threads of polars
     opening = importlib.import_module("data.stream.opening")
     return StreamLoader(
@@ -193,6 +196,7 @@ def _open_stream(
         rank=ranks.rank,
         world_size=ranks.world_size,
         share=share_by(ranks.world_size),
+        injection=injection,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from data.batch import Batch
 from data.loader import FeedClosedError, LoaderConfig
 from data.stream.agreement import Offer, Rules, limits
+from data.stream.injection import Injection
 from data.stream.loader import StreamLoader
 from data.stream.source import START, Place
 from tests.data.stream.streams import MANIFEST, MemoryStream
@@ -161,6 +162,29 @@ def test_the_first_batches_too_are_in_proportion_to_what_waits(first_look_s):
     first, second = ranks.run(work)
     assert [one + other for one, other in zip(first, second, strict=True)] == [2 * BATCH] * 3
     assert {abs(size - 3 * BATCH // 2) for size in first} <= {0, 1}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_dealt_records_are_trained_once_with_the_same_weight_by_ranks_by_chance(share):
+    stream, ranks = full(3, 400), Ranks(3)
+
+    def work(rank: int):
+        injection = Injection(share, rank, seed=1, gather=ranks.share(rank))
+        with closing(open_loader(stream, ranks, rank, injection=injection)) as loader:
+            batches = [(batch, loader.step_samples) for batch in loader]
+            return batches, loader.state_dict(), loader.figures
+
+    found = ranks.run(work)
+    seen = [each for batches, *_ in found for batch, _ in batches for each in ids_of(batch)]
+    assert sorted(seen) == sorted(stream.ids)
+    for step in zip(*(batches for batches, *_ in found), strict=True):
+        assert sum(batch.num_valid for batch, _ in step) == step[0][1]
+        assert [batch.weight for batch, _ in step] == [batch.num_valid / BATCH for batch, _ in step]
+    assert found[0][1:] == found[1][1:], "positions stay with who has read the records"
+    assert found[0][2].trained == 1200
+    own = {stream.id_of("p0", number) for number in range(400)}
+    stayed = sum(each in own for batch, _ in found[0][0] for each in ids_of(batch)) / 400
+    assert abs(stayed - (1 - share * 2 / 3)) <= (0.12 if share else 0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])

@@ -212,5 +212,7 @@ def test_what_streams_cannot_be_combined_with(more, said):
         load_config("tiny", ["stream.wait_s=3"])
     with pytest.raises(ValueError, match=r"set that, too"):
         load_config("tiny", ["stream.uri=/in", "stream.keep=oldest"])
+    with pytest.raises(ValueError, match=r"stream\.inject is a share of records, from 0 to 1, not 1\.5"):
+        load_config("tiny", ["stream.uri=/in", "stream.inject=1.5"])
     with pytest.raises(ValueError, match=r"stream\.backlog must be at least 0"):
         load_config("tiny", ["stream.uri=/in", "stream.backlog=-1"])
