@@ -3,12 +3,15 @@
 ScaDLES (arXiv 2301.08897) has workers send each other records where labels are skewed between them. Here, two
 workers train the recipe `tiny` on a folder of files as a stream. In the runs `skewed`, all clicks come to one
 rank and all other records to the other one; in the runs `mixed`, the same records come at the same times in
-files of the same sizes, but by chance. Test data are those of another day. Dense gradients are averaged
-exactly (`dense`), or a hundredth of their values, which ranks select in turn by their own gradients (`topk`).
-Figures:
+files of the same sizes, but by chance. In the runs `dealt`, labels are skewed, and ranks deal half of their
+records among both by chance (`stream.inject`). Test data are those of another day. Dense gradients are
+averaged exactly (`dense`), or a hundredth of their values, which ranks select in turn by their own gradients
+(`topk`). Figures:
 
-- `skew_auc_delta_EXCHANGE`, with half its 95 % interval (`..._ci`): AUC of skewed minus mixed labels, mean
-  over seeds.
+- `skew_auc_delta_EXCHANGE`, `dealt_auc_delta_EXCHANGE`, with half their 95 % intervals (`..._ci`): AUC of
+  skewed or dealt minus mixed labels, mean over seeds.
+
+Interrupted, the command resumes where it stopped; `--keep` keeps rows that an earlier commit has measured.
 """
 
 import os
@@ -18,6 +21,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -43,34 +47,42 @@ EXCHANGES: Final[Mapping[str, dict[str, object]]] = {
     "dense": {},
     "topk": {"comm.exchange": "star", "comm.ratio": 0.01},
 }
-LABELS: Final = ("skewed", "mixed")
+LABELS: Final[Mapping[str, dict[str, object]]] = {"skewed": {}, "mixed": {}, "dealt": {"stream.inject": 0.5}}
+COMPARED: Final = {"skew": "skewed", "dealt": "dealt"}
+"""By the beginnings of figures."""
 OLD_S: Final = 86_400.0
 """Age of the files when a run begins, so that all of them are there."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    options = experiment_parser(__doc__, rounds=SEEDS).parse_args(arguments)
+    options = experiment_parser(__doc__, rounds=SEEDS, keep=True).parse_args(arguments)
     rows_per_day, seeds, batch = (2048, 2, 128) if options.quick else (150_000, options.rounds, 512)
     config = {"recipe": "tiny", "rows_per_day": rows_per_day, "seeds": seeds, "batch": batch}
     record = Record("label_skew", config, seeds=list(range(seeds)), quick=options.quick)
+    if options.keep:
+        record.keep(lambda _: True)
     with tempfile.TemporaryDirectory(prefix="label-skew-") as scratch:
         folder = Path(scratch)
         dataset = generated(SyntheticConfig(days=3, rows_per_day=rows_per_day), folder / "data")
         for labels in LABELS:
-            write_stream(dataset, folder / labels, is_skewed=labels == "skewed")
+            write_stream(dataset, folder / labels, is_skewed=labels != "mixed")
         cases = [
             (seed, exchange, labels)
             for seed in range(seeds)
             for exchange in EXCHANGES
-            for labels in LABELS[:: -1 if seed % 2 else 1]
+            for labels in list(LABELS)[:: -1 if seed % 2 else 1]
         ]
         for seed, exchange, labels in cases:
-            settings = EXCHANGES[exchange] | {
-                "data.global_batch_size": batch,
-                "train.seed": seed,
-                "stream.uri": folder / labels,
-            }
+            settings = (
+                EXCHANGES[exchange]
+                | LABELS[labels]
+                | {
+                    "data.global_batch_size": batch,
+                    "train.seed": seed,
+                    "stream.uri": folder / labels,
+                }
+            )
             case = {"exchange": exchange, "labels": labels, "seed": seed}
             measure = partial(_train, case, dataset, folder / "runs", settings)
             row = record.measure(f"{exchange} {labels} {seed}", measure)
@@ -115,17 +127,19 @@ def _train(case: Row, dataset: Path, runs: Path, settings: Mapping[str, object])
         shutil.rmtree(runs, ignore_errors=True)
 
 
-def deltas(rows: Sequence[Row], exchange: str) -> list[float]:
-    """AUC of skewed minus mixed labels, by seed."""
+def deltas(rows: Sequence[Row], exchange: str, labels: str) -> list[float]:
+    """AUC minus that with mixed labels, by seed."""
     auc = {(row["labels"], row["seed"]): row["auc"] for row in rows if row["exchange"] == exchange}
-    return [auc["skewed", seed] - auc["mixed", seed] for labels, seed in auc if labels == "mixed"]
+    return [auc[labels, seed] - auc["mixed", seed] for kind, seed in auc if kind == "mixed"]
 
 
 def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     """All figures."""
     figures: dict[str, float] = {}
-    for exchange in EXCHANGES:
-        figures |= Estimate.of(deltas(rows, exchange)).figures(f"skew_auc_delta_{exchange}")
+    for name, labels in COMPARED.items():
+        for exchange in EXCHANGES:
+            found = Estimate.of(deltas(rows, exchange, labels))
+            figures |= found.figures(f"{name}_auc_delta_{exchange}")
     return figures
 
 
@@ -134,16 +148,17 @@ def draw(result: Row, folder: Path) -> None:
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.axhline(0, color="black", linewidth=0.8)
-    for number, exchange in enumerate(EXCHANGES):
-        found = [each * TEN_THOUSANDTHS for each in deltas(result["rows"], exchange)]
+    for number, (exchange, (name, labels)) in enumerate(product(EXCHANGES, COMPARED.items())):
+        found = [each * TEN_THOUSANDTHS for each in deltas(result["rows"], exchange, labels)]
         axes.plot([number - 0.15] * len(found), found, "o", color="tab:gray")
         value, half_width = (
-            result["figures"][f"skew_auc_delta_{exchange}{end}"] * TEN_THOUSANDTHS for end in ("", "_ci")
+            result["figures"][f"{name}_auc_delta_{exchange}{end}"] * TEN_THOUSANDTHS for end in ("", "_ci")
         )
         axes.errorbar([number + 0.15], [value], yerr=[half_width], fmt="s", color="tab:blue", capsize=5)
-    axes.set_xticks(range(len(EXCHANGES)), list(EXCHANGES))
-    axes.set_xlabel("exchange of dense gradients")
-    axes.set_ylabel("AUC, skewed minus mixed labels, in 1e-4")
+    names = [f"{exchange}, {labels}" for exchange, labels in product(EXCHANGES, COMPARED.values())]
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlabel("exchange of dense gradients, and labels")
+    axes.set_ylabel("AUC minus that of mixed labels, in 1e-4")
     figure.savefig(folder / "label_skew.png", dpi=110)
 
 

@@ -39,11 +39,7 @@ SCRATCH: Final = Path("runs") / "growth"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    parser = experiment_parser(__doc__)
-    parser.add_argument(
-        "--keep", action="store_true", help="keep rows that an earlier commit has measured; each names it"
-    )
-    options = parser.parse_args(arguments)
+    options = experiment_parser(__doc__, keep=True).parse_args(arguments)
     points, days = AXES, DAYS
     if options.quick:
         small = replace(BASE, steps_before=2, global_batch_size=64)

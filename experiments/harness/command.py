@@ -10,7 +10,12 @@ from experiments.harness.network import NoNetworkError, check_possible
 
 
 def experiment_parser(
-    description: str | None, *, rounds: int | None = None, dataset: bool = False, figures: bool = False
+    description: str | None,
+    *,
+    rounds: int | None = None,
+    dataset: bool = False,
+    figures: bool = False,
+    keep: bool = False,
 ) -> argparse.ArgumentParser:
     """An experiment's command line: `--quick` and, where asked for, `--rounds` and a data set.
 
@@ -19,6 +24,7 @@ def experiment_parser(
         rounds: default of `--rounds`; None: the experiment has no such option.
         dataset: whether the command takes a prepared data set (`options.dataset`).
         figures: whether it can measure nothing and work out the figures of stored rows (`options.figures`).
+        keep: whether it can keep rows that an earlier commit has measured (`options.keep`).
     """
     parser = argparse.ArgumentParser(description=(description or "").split("\n", maxsplit=1)[0])
     add = parser.add_argument
@@ -28,6 +34,8 @@ def experiment_parser(
         add("--rounds", type=int, default=rounds, help=f"default {rounds}")
     if figures:
         add("--figures", action="store_true", help="measure nothing: work the figures out from stored rows")
+    if keep:
+        add("--keep", action="store_true", help="keep rows that earlier commits have measured")
     add("--quick", action="store_true", help="a small run that overwrites no stored result")
     return parser
 

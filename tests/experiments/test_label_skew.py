@@ -39,12 +39,15 @@ def test_figures_of_made_up_runs():
             ("dense", "mixed", 0.0),
             ("topk", "mixed", 0.0),
             ("topk", "skewed", -0.003),
+            ("dense", "dealt", 0.002),
+            ("topk", "dealt", -0.001),
         )
     ]
     figures = label_skew.figures_of(rows)
     assert figures["skew_auc_delta_dense"] == pytest.approx(0.0005)
     assert figures["skew_auc_delta_topk"] == pytest.approx(-0.003)
     assert figures["skew_auc_delta_topk_ci"] == pytest.approx(0)
+    assert figures["dealt_auc_delta_topk"] == pytest.approx(-0.001)
     assert figures["skew_auc_delta_dense_ci"] == pytest.approx(0.0005 * 12.706, rel=1e-3)
 
 
@@ -53,6 +56,6 @@ def test_figures_of_made_up_runs():
 @pytest.mark.usefixtures("forks")
 def test_quick_run(run_quick, tmp_path):
     stored = run_quick(label_skew.main, "label_skew")
-    assert len(stored["rows"]) == 8
-    assert len({row["auc"] for row in stored["rows"]}) == 8  # all of seed, exchange and labels have an effect
+    assert len(stored["rows"]) == 12
+    assert len({row["auc"] for row in stored["rows"]}) == 12  # seed, exchange and labels have an effect
     assert (tmp_path / "runs/quick/label_skew.png").stat().st_size > 5000
