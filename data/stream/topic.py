@@ -56,20 +56,20 @@ class TopicAddress(NamedTuple):
         except ValueError:
             pairs = [("", "")]
         file = dict(pairs).get(_FILE)
-        if parts.fragment or not all(name == _FILE or _PROPERTY.fullmatch(name) for name, _ in pairs):
+        pairs = [(name, value) for name, value in pairs if name != _FILE]
+        if parts.fragment or not all(_PROPERTY.fullmatch(name) for name, _ in pairs):
             raise ValueError(
                 f"what follows the Kafka topic {topic[1]} has the form ?PROPERTY=VALUE&PROPERTY=VALUE, with "
                 "librdkafka's names, e.g. security.protocol; in values, write & as %26, # as %23, + as %2B "
                 "and % as %25"
             )
-        in_uri = [name for name, _ in pairs if name != _FILE]
-        if secret := next(filter(_SECRET.search, in_uri), None):
+        if secret := next((name for name, _ in pairs if _SECRET.search(name)), None):
             raise ValueError(
                 f"the URI of a topic of Kafka is kept with a run, and {secret} is a secret: write it into a "
                 f"file, a line {secret}=VALUE, and name that, as ?{_FILE}=/etc/kafka/client.properties"
             )
         if file is not None:
-            pairs = [*_in_file(file), *((name, value) for name, value in pairs if name != _FILE)]
+            pairs = [*_in_file(file), *pairs]
         properties = dict(pairs)
         if taken := sorted(properties.keys() & {*FIXED, "bootstrap.servers"}):
             raise ValueError(f"the trainer sets the property {taken[0]} of Kafka itself; leave it out")

@@ -28,7 +28,6 @@ class StreamConfig:
     in the folder or in Kafka."""
     keep: Literal["newest", "oldest", "sample"] = "newest"
     """With `backlog`: which of the waiting records are kept."""
-
     inject: float = 0.0
     """Share of each rank's records that is dealt among all ranks by chance in each step (data injection of
     ScaDLES), where labels are skewed between partitions and ranks select what they send (`comm.exchange`)."""
