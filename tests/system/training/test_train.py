@@ -250,7 +250,8 @@ def test_a_mistake_of_one_rank_is_reported(train, own_dataset):
     spoil(own_dataset, part=1, change=lambda table: with_id(table, "cat_8", row=-1, value=77))
     process = train("data.shuffle=false", "data.window_batches=1", ranks=2, uri=own_dataset, forks=True)
     _, stderr = process.communicate(timeout=60)
-    lines = [line for line in said_by_us(stderr) if line.startswith("dlrm.train: ")]
-    (line,) = lines
+    line, *later = [line for line in said_by_us(stderr) if line.startswith("dlrm.train: ")]
     assert "column cat_8 holds id 77, but its table has 3 rows" in line
+    # torchrun's signal may reach rank 0 before it hears that the connection broke
+    assert later in ([], ["dlrm.train: stopped by SIGTERM"])
     assert f'File "{REPO}/dlrm' not in stderr
