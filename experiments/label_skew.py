@@ -30,7 +30,7 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from data.dataset import read_manifest
-from data.stream.folder import PIECE_RECORDS
+from data.stream.files import PIECE_RECORDS
 from data.synthetic import SyntheticConfig
 from experiments.harness.command import experiment_parser
 from experiments.harness.plotting import TEN_THOUSANDTHS

@@ -10,7 +10,8 @@ import pytest
 
 from data.dataset import read_manifest
 from data.stream.agreement import PartitionState
-from data.stream.folder import NUM_PARTITIONS, PATIENCE_S, SETTLE_S, FolderStream
+from data.stream.folder import NUM_PARTITIONS, FolderStream
+from data.stream.listing import PATIENCE_S, SETTLE_S
 from data.stream.reader import PartitionReader, ReaderConfig
 from data.stream.source import START, Place
 from tests.data.stream.streams import MANIFEST, ids_of
@@ -177,7 +178,7 @@ def passed_over(stream: FolderStream, places: dict[str, Place], counted: dict[st
 def test_a_file_that_goes_while_no_run_reads_is_told_and_its_rest_counted_once(
     tmp_path, clock, caplog, monkeypatch, raw_dataset, fate, ending
 ):
-    monkeypatch.setattr("data.stream.folder.BLOCK_BYTES", 4000)
+    monkeypatch.setattr("data.stream.files.BLOCK_BYTES", 4000)
     folder, dataset = tmp_path / "in", raw_dataset if ending == "jsonl" else None
     folder.mkdir()
 
@@ -361,7 +362,7 @@ def test_a_file_that_is_replaced_before_it_was_read_is_trained_once(
     tmp_path, clock, caplog, monkeypatch, raw_dataset, num_new, num_read, ending
 ):
     """By another one of any length: none of its records is read in the place of the old ones."""
-    monkeypatch.setattr("data.stream.folder.BLOCK_BYTES", 4000)
+    monkeypatch.setattr("data.stream.files.BLOCK_BYTES", 4000)
     path = write_labels(tmp_path / f"in.{ending}", 5000, label=0)
     (tmp_path / "in").mkdir()
     path = path.rename(tmp_path / "in" / path.name)

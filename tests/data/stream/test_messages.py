@@ -233,7 +233,7 @@ def test_messages_of_one_kind_only(criteo):
 
 
 def test_a_log_of_criteo_in_a_folder_gives_the_same_rows(tmp_path, dataset, criteo, monkeypatch):
-    monkeypatch.setattr("data.stream.folder.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("data.stream.files.BLOCK_BYTES", 1000)
     lines = [*make_lines(30), b"1\t2", *make_lines(30, seed=1)]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "day_0").write_bytes(b"".join(line + b"\n" for line in lines))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data.stream.folder import SETTLE_S
+from data.stream.listing import SETTLE_S
 from experiments.streaming.run import main
 
 pytest.importorskip("confluent_kafka")
