@@ -90,6 +90,13 @@ class Offer:
         """Price of all workers for that time."""
         return self.workers * self.hours * self.price
 
+    def with_failures(self, failures: WorkerFailures | None) -> "Offer":
+        """The offer with its saves and failures; None: nothing fails."""
+        if failures is None:
+            return self
+        recovery = failures.recovery(3600 * self.hours, self.workers)
+        return replace(self, overhead=recovery.overhead.total, recovery=recovery)
+
     def to_json(self) -> dict[str, Any]:
         """The figures as JSON values."""
         figures = {"steps": self.steps, "hours": self.hours, "money": self.money}
@@ -162,24 +169,20 @@ def plan_rent(
         raise ValueError(f"the price is {price:g}; give what a worker costs for an hour, more than 0")
     if min(workers, default=0) < 1 or min(batches, default=0) < 1:
         raise ValueError("there are no workers, or no samples in a batch: give numbers of 1 or more")
-    offers = []
-    for number in workers:
-        for batch in batches:
-            if batch % number:
-                continue
-            offer = Offer(
-                workers=number,
-                batch=batch,
-                step_s=step_time.seconds(number, batch, link_bytes_per_s),
-                samples=samples.at(batch),
-                overhead=0.0,
-                price=price,
-                is_extrapolated=step_time.is_extrapolated(number, batch),
-            )
-            if failures is not None:
-                recovery = failures.recovery(3600 * offer.hours, number)
-                offer = replace(offer, overhead=recovery.overhead.total, recovery=recovery)
-            offers.append(offer)
+    offers = [
+        Offer(
+            workers=number,
+            batch=batch,
+            step_s=step_time.seconds(number, batch, link_bytes_per_s),
+            samples=samples.at(batch),
+            overhead=0.0,
+            price=price,
+            is_extrapolated=step_time.is_extrapolated(number, batch),
+        ).with_failures(failures)
+        for number in workers
+        for batch in batches
+        if batch % number == 0
+    ]
     if not offers:
         raise ValueError(
             f"none of these batches ({', '.join(map(str, batches))}) can be divided among "
