@@ -32,6 +32,7 @@ def plot(plan: RentPlan, path: Path) -> None:
     outside = "; *: outside of what was measured" * any(each.is_extrapolated for each in plan.offers)
     axes.set(xscale="log", yscale="log", xlabel="money", ylabel="hours")
     axes.set_title(f"To the target, by batch{outside}")
+    axes.margins(0.1)  # for the batches beside their points
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=150)
