@@ -189,6 +189,8 @@ GOALS: Final[Sequence[Goal]] = [
         "than with mixed labels",
         skew_auc_delta_dense=REFERENCE_MARGIN,
         skew_auc_delta_topk=REFERENCE_MARGIN,
+        dealt_auc_delta_dense=REFERENCE_MARGIN,
+        dealt_auc_delta_topk=REFERENCE_MARGIN,
     ),
     *_goals(
         "streaming",
