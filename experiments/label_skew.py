@@ -4,12 +4,12 @@ ScaDLES (arXiv 2301.08897) has workers send each other records where labels are 
 workers train the recipe `tiny` on a folder of files as a stream. In the runs `skewed`, all clicks come to one
 rank and all other records to the other one; in the runs `mixed`, the same records come at the same times in
 files of the same sizes, but by chance. In the runs `dealt`, labels are skewed, and ranks deal half of their
-records among both by chance (`stream.inject`). Test data are those of another day. Dense gradients are
+records among both by chance (`stream.inject`), in the runs `all_dealt` all. Test data are those of another day. Dense gradients are
 averaged exactly (`dense`), or a hundredth of their values, which ranks select in turn by their own gradients
 (`topk`). Figures:
 
-- `skew_auc_delta_EXCHANGE`, `dealt_auc_delta_EXCHANGE`, with half their 95 % intervals (`..._ci`): AUC of
-  skewed or dealt minus mixed labels, mean over seeds.
+- `skew_auc_delta_EXCHANGE`, `dealt_auc_delta_EXCHANGE`, `all_dealt_auc_delta_EXCHANGE`, with half their 95 %
+  intervals (`..._ci`): AUC of skewed or dealt minus mixed labels, mean over seeds.
 
 Interrupted, the command resumes where it stopped; `--keep` keeps rows that an earlier commit has measured.
 """
@@ -47,8 +47,13 @@ EXCHANGES: Final[Mapping[str, dict[str, object]]] = {
     "dense": {},
     "topk": {"comm.exchange": "star", "comm.ratio": 0.01},
 }
-LABELS: Final[Mapping[str, dict[str, object]]] = {"skewed": {}, "mixed": {}, "dealt": {"stream.inject": 0.5}}
-COMPARED: Final = {"skew": "skewed", "dealt": "dealt"}
+LABELS: Final[Mapping[str, dict[str, object]]] = {
+    "skewed": {},
+    "mixed": {},
+    "dealt": {"stream.inject": 0.5},
+    "all_dealt": {"stream.inject": 1.0},
+}
+COMPARED: Final = {"skew": "skewed", "dealt": "dealt", "all_dealt": "all_dealt"}
 """By the beginnings of figures."""
 OLD_S: Final = 86_400.0
 """Age of the files when a run begins, so that all of them are there."""
@@ -145,7 +150,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
 
 def draw(result: Row, folder: Path) -> None:
     """Draw the differences of all seeds with their means."""
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     axes.axhline(0, color="black", linewidth=0.8)
     for number, (exchange, (name, labels)) in enumerate(product(EXCHANGES, COMPARED.items())):
@@ -155,7 +160,7 @@ def draw(result: Row, folder: Path) -> None:
             result["figures"][f"{name}_auc_delta_{exchange}{end}"] * TEN_THOUSANDTHS for end in ("", "_ci")
         )
         axes.errorbar([number + 0.15], [value], yerr=[half_width], fmt="s", color="tab:blue", capsize=5)
-    names = [f"{exchange}, {labels}" for exchange, labels in product(EXCHANGES, COMPARED.values())]
+    names = [f"{exchange},\n{labels}" for exchange, labels in product(EXCHANGES, COMPARED.values())]
     axes.set_xticks(range(len(names)), names)
     axes.set_xlabel("exchange of dense gradients, and labels")
     axes.set_ylabel("AUC minus that of mixed labels, in 1e-4")

@@ -41,6 +41,8 @@ def test_figures_of_made_up_runs():
             ("topk", "skewed", -0.003),
             ("dense", "dealt", 0.002),
             ("topk", "dealt", -0.001),
+            ("dense", "all_dealt", 0.0),
+            ("topk", "all_dealt", 0.004),
         )
     ]
     figures = label_skew.figures_of(rows)
@@ -48,6 +50,7 @@ def test_figures_of_made_up_runs():
     assert figures["skew_auc_delta_topk"] == pytest.approx(-0.003)
     assert figures["skew_auc_delta_topk_ci"] == pytest.approx(0)
     assert figures["dealt_auc_delta_topk"] == pytest.approx(-0.001)
+    assert figures["all_dealt_auc_delta_topk"] == pytest.approx(0.004)
     assert figures["skew_auc_delta_dense_ci"] == pytest.approx(0.0005 * 12.706, rel=1e-3)
 
 
@@ -56,10 +59,15 @@ def test_figures_of_made_up_runs():
 @pytest.mark.usefixtures("forks")
 def test_quick_run(run_quick, tmp_path):
     stored = run_quick(label_skew.main, "label_skew")
-    assert len(stored["rows"]) == 12
+    assert len(stored["rows"]) == 16
     auc = {row["key"]: row["auc"] for row in stored["rows"]}
-    others = [value for key, value in auc.items() if not key.startswith("dense dealt")]
-    assert len(set(others)) == 10, "seed, exchange and labels have an effect"
+    others = [
+        row["auc"]
+        for row in stored["rows"]
+        if row["exchange"] == "topk" or row["labels"] in ("skewed", "mixed")
+    ]
+    assert len(set(others)) == 12, "seed, exchange and labels have an effect"
     for seed in range(2):  # dealt records are trained in the same step, and sums do not see by whom
-        assert auc[f"dense dealt {seed}"] == pytest.approx(auc[f"dense skewed {seed}"], abs=0.02)
+        for labels in ("dealt", "all_dealt"):
+            assert auc[f"dense {labels} {seed}"] == pytest.approx(auc[f"dense skewed {seed}"], abs=0.02)
     assert (tmp_path / "runs/quick/label_skew.png").stat().st_size > 5000
