@@ -4,9 +4,9 @@ ScaDLES (arXiv 2301.08897) has workers send each other records where labels are 
 workers train the recipe `tiny` on a folder of files as a stream. In the runs `skewed`, all clicks come to one
 rank and all other records to the other one; in the runs `mixed`, the same records come at the same times in
 files of the same sizes, but by chance. In the runs `dealt`, labels are skewed, and ranks deal half of their
-records among both by chance (`stream.inject`), in the runs `all_dealt` all. Test data are those of another day. Dense gradients are
-averaged exactly (`dense`), or a hundredth of their values, which ranks select in turn by their own gradients
-(`topk`). Figures:
+records among both by chance (`stream.inject`), in the runs `all_dealt` all. Test data are those of another
+day. Dense gradients are averaged exactly (`dense`), or a hundredth of their values, which ranks select in
+turn by their own gradients (`topk`). Figures:
 
 - `skew_auc_delta_EXCHANGE`, `dealt_auc_delta_EXCHANGE`, `all_dealt_auc_delta_EXCHANGE`, with half their 95 %
   intervals (`..._ci`): AUC of skewed or dealt minus mixed labels, mean over seeds.

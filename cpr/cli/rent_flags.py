@@ -3,8 +3,6 @@
 # ruff: noqa: PLC0415 - the imports are slow, and only this command needs them
 
 import argparse
-import os
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from cpr.cli.job_flags import MIRROR, duration
@@ -106,9 +104,6 @@ def rent_plan(options: argparse.Namespace) -> tuple["RentPlan", list[str]]:
     from cpr.report.records import read_run
 
     target = None if options.target is None else Target.parse(options.target)
-    twice = [name for name, number in Counter(map(os.path.realpath, options.trials)).items() if number > 1]
-    if twice:
-        raise ValueError(f"--trial names {twice[0]} twice: a run tells no more than once")
     runs = [read_run(name) for name in options.trials]
     trials = [Trial.of(run.name, run.lines) for run in runs]
     refuse_different(runs)

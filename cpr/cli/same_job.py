@@ -1,7 +1,7 @@
-"""Whether short runs are of one job: runs of several models or data sets have no step time in common."""
+"""Whether several short runs are of one job: those of several models or data sets have no step time in common."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any, Final
 
 from cpr.report.records import RunRecords
@@ -22,11 +22,14 @@ COMPARED: Final = (
 
 
 def refuse_different(runs: Sequence[RunRecords]) -> None:
-    """Raise if two runs differ in their data set, or in what a step does.
+    """Raise if two runs differ in their data set, or in what a step does, or are the same run.
 
     Raises:
         ValueError: names both runs and what differs; or a run whose settings are not known.
     """
+    for one, other in combinations(runs, 2):
+        if one.lines == other.lines:
+            raise ValueError(f"{one.name} and {other.name} are the same run, which tells no more than once")
     for run in runs:
         if not run.config or not run.data:
             raise ValueError(

@@ -83,6 +83,8 @@ def _trial(name: str, lines: Sequence[Line]) -> Trial:
         )
     ((workers, batch),), last = sizes, scaling[-1]
     rate = median(line["samples_per_s"] for line in trained[1:])
+    if not 0 < rate < inf:
+        raise ValueError(f"{name} has damaged metrics: {rate:g} samples/s. Leave it out, or train it again")
     evaluations = [line for line in lines if line["kind"] == "evaluation"]
     return Trial(
         name=name,

@@ -1,6 +1,7 @@
 """`cpr plan --workers`: how many workers to rent; flags, output, errors."""
 
 import json
+import shutil
 
 import pytest
 
@@ -96,10 +97,12 @@ def test_text_and_picture(plan, capsys, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_that_is_named_twice_is_refused(runs, capsys):
-    again = f"{runs[0]}/."
-    assert entry(["plan", "--workers", "1", "--samples", "1", "--price", "1", "--trial", *runs, again]) == 2
-    assert "twice: a run tells no more than once" in capsys.readouterr().err
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_run_that_is_named_twice_is_refused(runs, is_copied, capsys, tmp_path):
+    again = shutil.copytree(runs[0], tmp_path / "copy") if is_copied else f"{runs[0]}/."
+    plan = ["plan", "--workers", "1", "--samples", "1", "--price", "1", "--trial", *runs, str(again)]
+    assert entry(plan) == 2
+    assert "are the same run, which tells no more than once" in capsys.readouterr().err
 
 
 def test_the_command_of_the_readme(tmp_path, monkeypatch, capsys):

@@ -42,6 +42,7 @@ def test_one_disturbed_line_changes_nothing():
         ([*run_lines(2, 512), *run_lines(1, 512)], "resumed with another number of workers"),
         ([{"kind": "scaling"}], "metrics of another version"),
         ([*run_lines(2, 512), {"kind": "train"}], "metrics of another version"),
+        ([*run_lines(2, 512), *[{"kind": "train", "samples_per_s": -5.0}] * 30], "damaged metrics: -5 sam"),
     ],
 )
 def test_runs_without_what_is_needed(lines, message):
