@@ -1,4 +1,4 @@
-"""Whether several short runs are of one job: those of several models or data sets have no step time in common."""
+"""Whether short runs are of one job, and none is there twice: others have no step time in common."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise

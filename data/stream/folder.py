@@ -97,11 +97,13 @@ class FolderStream:
             checked, end = self._read(place, end)
         except (GoneError, *UNREADABLE) as error:
             if isinstance(error, GoneError) or self._reader.is_gone(place.unit):
+                if not self._listing.has_lost(NewFile(*Unit.of(place.unit)[:2])):
+                    return None
                 bad: dict[int, str] = {}
                 self._warn_once(
                     self._file(place.unit),
-                    "was deleted or replaced before all of it was read: the rest of its records is left out, "
-                    "and counted so. If there is another file of this name, all its records count as new",
+                    "was deleted, renamed or replaced before all of it was read: the rest of its records is "
+                    "left out, and counted so. A file that comes under this or another name counts as new",
                 )
             elif self._may_recover(place.unit, error):
                 return None
@@ -180,7 +182,7 @@ class FolderStream:
             try:
                 pieces = list(self._reader.pieces(file.path))
             except UNREADABLE as error:
-                if isinstance(error, OSError) and self._listing.put_off(file):
+                if isinstance(error, OSError) and self._listing.put_off(file, error):
                     continue
                 pieces = [Piece(0, 0, 1)]
                 self._unreadable[Unit(*file).name] = _reason(error)

@@ -1,9 +1,10 @@
 """Files that come into a folder."""
 
 import logging
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import PurePosixPath
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -58,6 +59,8 @@ class FolderListing:
     def __init__(self, folder: Location, now: Callable[[], float]) -> None:
         self._folder, self._now = folder, now
         self._known: set[NewFile] = set()
+        self._there: set[NewFile] = set()
+        """Those of the newest listing that has shown any."""
         self._listed_s = self._warned_s = -np.inf
         self._warn_once = WarnOnce()
         self.is_quiet = False
@@ -67,57 +70,95 @@ class FolderListing:
         """Files that have come since the last call, in order of time.
 
         Returns:
-            None if the folder cannot be listed, or was listed a moment ago.
+            None if the folder was listed a moment ago, cannot be listed, or has no files.
         """
         if time.monotonic() - self._listed_s < LIST_EVERY_S:
             return None
-        self.is_quiet = False
-        selector = fs.FileSelector(self._folder.path, recursive=True)
-        try:
-            infos = self._folder.filesystem.get_file_info(selector)
-        except OSError as error:
-            self._warn_of(error)
+        there = self._list()
+        self.is_quiet = there is not None
+        if not there:
+            if there is not None and not self._there:
+                self._warn("has no files")
             return None
-        finally:
-            self._listed_s = time.monotonic()
-        self.is_quiet = True
-        new = [file for file in sorted(self._files(infos)) if self._is_ready(file)]
+        new = [file for file in sorted(there - self._known) if self._is_ready(file)]
         self._known.update(new)
         return [file for file in new if not self._is_other_name(file.path)]
 
-    def put_off(self, file: NewFile) -> bool:
-        """Find a file again the next time, if it is young.
+    def put_off(self, file: NewFile, error: OSError) -> bool:
+        """Find a file again the next time, if it was not there when it was opened, or is young.
 
         Returns:
-            Whether it is: perhaps the store could not be reached for a moment.
+            Whether that is so: perhaps the storage could not be reached for a moment.
         """
-        if self._age_s(file) >= PATIENCE_S:
+        if not isinstance(error, FileNotFoundError) and self._age_s(file) >= PATIENCE_S:
             return False
         self._known.discard(file)
         self.is_quiet = False
         return True
 
-    def _warn_of(self, error: OSError) -> None:
+    def has_lost(self, file: NewFile) -> bool:
+        """Whether a file, which cannot be found, is missing among others.
+
+        Where no others are there, the storage of the folder may be away, which says nothing about its files.
+        """
+        if file in self._there and not self._list():
+            self._warn("has no files any more, and not all of them have been read")
+        return file not in self._there
+
+    def _list(self) -> set[NewFile] | None:
+        """List all files; None if that fails."""
+        try:
+            there = set(self._files())
+        except OSError as error:
+            is_absent = isinstance(error, FileNotFoundError)
+            self._warn("is not there" if is_absent else f"cannot be listed ({error})")
+            return None
+        finally:
+            self._listed_s = time.monotonic()
+        self._there = there or self._there
+        return there
+
+    def _warn(self, problem: str) -> None:
         if time.monotonic() - self._warned_s >= PATIENCE_S:
             self._warned_s = time.monotonic()
-            is_absent = isinstance(error, FileNotFoundError)
-            problem = "is not there yet" if is_absent else f"cannot be listed ({error})"
             logger.warning("%s %s: looking again every second", self._folder, problem)
 
-    def _files(self, infos: Iterable[fs.FileInfo]) -> Iterator[NewFile]:
-        """Files that are not known, and not passed over by their names."""
+    def _files(self) -> Iterator[NewFile]:
+        """All files but those that are passed over by their names."""
+        if self._folder.local is not None:
+            yield from self._local_files(self._folder.local)
+            return
         start = len(self._folder.path.rstrip("/")) + 1
-        for info in infos:
-            try:
-                if not info.is_file:
+        for info in self._folder.filesystem.get_file_info(fs.FileSelector(self._folder.path, recursive=True)):
+            if info.is_file and not _is_passed_over(info.path[start:]):
+                yield NewFile(info.mtime_ns, info.path[start:])
+
+    def _local_files(self, folder: Path) -> Iterator[NewFile]:
+        """The same on the local disk, where pyarrow would not find its way out of links that make circles."""
+        seen, left = {folder.resolve()}, [""]
+        while left:
+            within = left.pop()
+            for entry in os.scandir(folder / within):
+                path = within + entry.name
+                if _is_passed_over(f"{path}/") or not self._is_text(path):
                     continue
-                file = NewFile(info.mtime_ns, info.path[start:])
-            except UnicodeDecodeError as error:
-                what = "has a file that is not read, as its name is not UTF-8"
-                self._warn_once(self._folder, f"{what}: {error.object!r}")
-                continue
-            if file not in self._known and not _is_passed_over(file.path):
-                yield file
+                try:
+                    if entry.is_file() and not _is_passed_over(path):
+                        yield NewFile(entry.stat().st_mtime_ns, path)
+                    elif entry.is_dir() and not self._is_other_name(path, seen):
+                        seen.add((folder / path).resolve())
+                        left.append(f"{path}/")
+                except OSError:
+                    continue  # it was deleted just now, or is a link to itself
+
+    def _is_text(self, path: str) -> bool:
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            what = "has a file that is not read, as its name is not UTF-8"
+            self._warn_once(self._folder, f"{what}: {os.fsencode(path)!r}")
+            return False
+        return True
 
     def _is_ready(self, file: NewFile) -> bool:
         """Whether a file is old enough to be whole."""
@@ -134,22 +175,21 @@ class FolderListing:
     def _age_s(self, file: NewFile) -> float:
         return self._now() - file.written_ns / 1e9
 
-    def _is_other_name(self, path: str) -> bool:
-        """Whether a link on a path leads to what is in the folder, and found there under its own name."""
+    def _is_other_name(self, path: str, seen: Collection[Path] = ()) -> bool:
+        """Whether a path in a local folder is another name of what is in it, or of one of `seen`."""
         if self._folder.local is None:
             return False
         folder = self._folder.local.resolve()
-        for name in (path, *map(str, PurePosixPath(path).parents)):
-            own = (folder / name).resolve()
-            if own == folder / name or not own.is_relative_to(folder):
-                continue
+        own = (folder / path).resolve()
+        is_other = own in seen
+        if own != folder / path and own.is_relative_to(folder):
             # hidden files are not read themselves: a link to one is how some writers publish it
-            if not _is_passed_over(str(own.relative_to(folder))) or own == folder:
-                self._warn_once(
-                    self._folder, "has links to what is in it, which is read once, under its own name"
-                )
-                return True
-        return False
+            is_other = is_other or not _is_passed_over(str(own.relative_to(folder)))
+        if is_other:
+            self._warn_once(
+                self._folder, "has links to what is in it, which is read once, under its own name"
+            )
+        return is_other
 
 
 def _is_passed_over(path: str) -> bool:

@@ -193,15 +193,14 @@ def test_a_file_that_goes_while_no_run_reads_is_told_and_its_rest_counted_once(
     assert 100 < num_trained < 1100
     read.unlink()
     whole.unlink()  # all of it was read: this is how users make room
-    new = {"deleted": 0, "replaced": 50}[fate]  # fewer than those that were read
-    if new:
-        put("cut", new, age_s=50)
+    new = 50  # fewer than those that were read
+    put("cut" if fate == "replaced" else "other", new, age_s=50)
     with caplog.at_level(logging.WARNING):
         again = restarted(folder, clock, states, chunk=5000, reads=5, dataset=dataset)
     assert sum(each.left_out for each in again.values()) == 1100 - num_trained
     assert sum(each.trained for each in again.values()) == num_trained + new
     assert sum(each.bad for each in again.values()) == 0
-    assert caplog.text.count(f"cut.{ending} was deleted or replaced before all of it was read") == 1
+    assert caplog.text.count(f"cut.{ending} was deleted, renamed or replaced before all of it was read") == 1
     assert "whole" not in caplog.text
     assert restarted(folder, clock, again, chunk=5000, reads=5, dataset=dataset) == again, "once"
 
@@ -274,7 +273,7 @@ def test_when_a_folder_is_quiet(tmp_path, clock, caplog):
     stream, places = open_folder(tmp_path / "in", clock)
     assert stream.fetch(places, 10) is None
     assert not stream.is_quiet, "it is not there"
-    assert "is not there yet: looking again" in caplog.text
+    assert "in is not there: looking again" in caplog.text
     path = write(tmp_path / "in" / "1.parquet", range(10))
     os.utime(path, (clock.now_s, clock.now_s))
     clock.now_s += 2
@@ -285,6 +284,41 @@ def test_when_a_folder_is_quiet(tmp_path, clock, caplog):
     assert stream.is_quiet
     with pytest.raises(ValueError, match=r"is a file: name the folder"):
         open_folder(path, clock)
+
+
+@pytest.mark.parametrize("is_empty", [False, True], ids=["renamed", "unmounted"])
+def test_a_folder_that_is_away_for_a_while_loses_nothing(tmp_path, clock, caplog, is_empty):
+    folder, away = tmp_path / "in", tmp_path / "away"
+    for number in range(3):
+        write(folder / f"{number}.parquet", range(10 * number, 10 * number + 10), age_s=90 - number)
+    stream, places = open_folder(folder, clock)
+    first = stream.fetch(places, 1000)
+    places[first.partition] = Place(first.begin.unit, first.end)
+    folder.rename(away)
+    if is_empty:
+        folder.mkdir()
+    for _ in range(100):
+        assert stream.fetch(places, 1000) is None
+        clock.now_s += 5
+    assert not is_empty or "in has no files any more, and not all of them have been read: l" in caplog.text
+    assert sum(stream.waiting(name, place) for name, place in places.items()) == 20
+    if is_empty:
+        folder.rmdir()
+    away.rename(folder)
+    clock.now_s += 2
+    assert drain(stream, places) == (list(range(10, 30)), {})
+    assert "was deleted" not in caplog.text
+
+
+def test_links_that_make_circles_are_left(tmp_path, clock):
+    folder = tmp_path / "in"
+    write(folder / "a" / "1.parquet", range(10))
+    for path, target in {"self": ".", "a/up": "..", "b": "c", "c": "b", "a/far": tmp_path}.items():
+        (folder / path).symlink_to(target)
+    write(tmp_path / "2.parquet", range(10, 20))
+    stream, places = open_folder(folder, clock)
+    ids, bad = drain(stream, places)
+    assert (sorted(ids), bad) == (list(range(20)), {})
 
 
 def test_bad_rows_and_bad_files(tmp_path, clock, caplog):
@@ -330,7 +364,7 @@ def test_a_file_that_is_gone_before_it_was_read(tmp_path, clock, caplog):
     gone.unlink()
     assert sum(stream.waiting(name, place) for name, place in places.items()) == 20
     assert drain(stream, places) == (list(range(20, 30)), {}), "of no bad records, but of such that are gone"
-    assert "2.parquet was deleted or replaced before all of it was read" in caplog.text
+    assert "2.parquet was deleted, renamed or replaced before all of it was read" in caplog.text
     assert sum(stream.waiting(name, place) for name, place in places.items()) == 0
 
 
@@ -402,7 +436,7 @@ def test_a_file_that_is_replaced_before_it_was_read_is_trained_once(
     assert labels[True] == [1.0] * num_new
     assert set(labels[False]) <= {0.0}
     is_left_out = len(labels[False]) < 5000
-    assert is_left_out == ("was deleted or replaced before all of it was read" in caplog.text)
+    assert is_left_out == ("was deleted, renamed or replaced before all of it was read" in caplog.text)
     assert is_left_out or num_read == 4000, "of which a whole row group was read ahead"
 
 
