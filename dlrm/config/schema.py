@@ -608,7 +608,7 @@ class TrainConfig:
     `data.global_batch_size` samples in each step, and its result is that of one process with the same samples
     but for rounding; an epoch has each sample once. Which samples share a step depends on ranks and sizes."""
     log_every_steps: int = 100
-    """Steps between lines of metrics."""
+    """Steps between lines of metrics; the last steps have a line, too, if they are fewer."""
     progressive_steps: int = 0
     """Steps of a window of progressive validation: AUC, log loss and calibration of the predictions that each
     sample got before it was trained, over all ranks. 0: off."""

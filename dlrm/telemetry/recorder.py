@@ -84,6 +84,9 @@ class Recorder:
         """
         self._steps, self._samples = step, samples
 
+    def log_rest(self) -> None:
+        """Log the steps since the last line; called when training ends, before the state is saved."""
+
     def lap(self, part: str) -> None:
         """Count the time since the last call, or since an evaluation, as that part of a step.
 
@@ -221,6 +224,7 @@ class Telemetry(Recorder):
         """Whether the last evaluation was worse than predicting the mean, which is logged when it begins."""
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._loss_steps = 0
+        self._learning_rates: Mapping[str, float] = {}
         self._has_logits = True
         self._first_sample = self._logged_samples = 0
         self._values: MetricValues | None = None
@@ -267,9 +271,16 @@ class Telemetry(Recorder):
         self._lap_steps += 1
         self._steps, self._samples = step, samples
         self._stepped = monotonic()
+        self._learning_rates = learning_rates
         self._progress.advance(samples)
         if step % self._log_every_steps == 0:
-            self._log(learning_rates)
+            self._log()
+
+    def log_rest(self) -> None:
+        """Log the steps since the last line, if any."""
+        if self._samples > self._logged_samples:
+            self._exchange = self._mirror = None  # those of the last line
+            self._log()
 
     def lap(self, part: str) -> None:
         """Count the time since the last call, or since an evaluation, as that part of a step."""
@@ -449,7 +460,7 @@ class Telemetry(Recorder):
                 ) from error
             logger.warning("%s stays as an earlier start wrote it: it cannot be written (%s)", path, error)
 
-    def _log(self, learning_rates: Mapping[str, float]) -> None:
+    def _log(self) -> None:
         """Write and show the means over the steps since the last line."""
         # reading the loss waits for the device, so the clock is read after it
         loss = float(self._loss_sum) / max(self._loss_steps, 1)
@@ -469,7 +480,7 @@ class Telemetry(Recorder):
                 "loss": loss,
                 **({"auc": auc} if self._has_logits else {}),
                 "samples_per_s": samples_per_s,
-                "learning_rates": dict(learning_rates),
+                "learning_rates": dict(self._learning_rates),
                 **_exchange_figures(self._exchange),
                 "step_seconds": {part: each / steps for part, each in self._lap_seconds.items()},
             },

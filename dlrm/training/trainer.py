@@ -221,6 +221,7 @@ class Trainer:
                     break
         self._record_stream()
         self._end_window()
+        self.telemetry.log_rest()
         self._save_end()
         if evaluated_at != self.steps_done:
             self._evaluate()

@@ -291,6 +291,23 @@ def test_without_a_terminal_progress_is_logged(tmp_path, caplog):
     assert line.endswith("loss 3.0000, AUC 1.0000")
 
 
+def test_the_last_steps_have_a_line_of_their_own(tmp_path):
+    train(first := open_run(tmp_path), 7)
+    first.log_rest()
+    state = first.state_dict()
+    first.close()
+    resumed = open_run(tmp_path, state)
+    resumed.log_rest()  # of no steps
+    for step in (8, 9, 10):
+        one_step(resumed, step, step * BATCH, float(step))
+    resumed.log_rest()  # all have theirs
+    resumed.close()
+    found = [
+        (line["step"], line["loss"], line["learning_rates"]["dense"]) for line in lines_of(tmp_path, "train")
+    ]
+    assert found == [(5, 3.0, 0.2), (7, 6.5, 0.2), (10, 9.0, 0.2)]
+
+
 def test_the_time_of_an_evaluation_is_not_training_time(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(recorder, "monotonic", lambda: clock[0])
