@@ -191,6 +191,8 @@ GOALS: Final[Sequence[Goal]] = [
         skew_auc_delta_topk=REFERENCE_MARGIN,
         dealt_auc_delta_dense=REFERENCE_MARGIN,
         dealt_auc_delta_topk=REFERENCE_MARGIN,
+        all_dealt_auc_delta_dense=REFERENCE_MARGIN,
+        all_dealt_auc_delta_topk=REFERENCE_MARGIN,
     ),
     *_goals(
         "streaming",
