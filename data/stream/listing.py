@@ -135,9 +135,9 @@ class FolderListing:
 
     def _local_files(self, folder: Path) -> Iterator[NewFile]:
         """The same on the local disk, where pyarrow would not find its way out of links that make circles."""
-        seen, left = {folder.resolve()}, [""]
+        left = [("", frozenset({folder.resolve()}))]
         while left:
-            within = left.pop()
+            within, above = left.pop()
             for entry in os.scandir(folder / within):
                 path = within + entry.name
                 if _is_passed_over(f"{path}/") or not self._is_text(path):
@@ -145,9 +145,8 @@ class FolderListing:
                 try:
                     if entry.is_file() and not _is_passed_over(path):
                         yield NewFile(entry.stat().st_mtime_ns, path)
-                    elif entry.is_dir() and not self._is_other_name(path, seen):
-                        seen.add((folder / path).resolve())
-                        left.append(f"{path}/")
+                    elif entry.is_dir() and not self._is_other_name(path, above):
+                        left.append((f"{path}/", above | {(folder / path).resolve()}))
                 except OSError:
                     continue  # it was deleted just now, or is a link to itself
 
@@ -175,13 +174,13 @@ class FolderListing:
     def _age_s(self, file: NewFile) -> float:
         return self._now() - file.written_ns / 1e9
 
-    def _is_other_name(self, path: str, seen: Collection[Path] = ()) -> bool:
-        """Whether a path in a local folder is another name of what is in it, or of one of `seen`."""
+    def _is_other_name(self, path: str, above: Collection[Path] = ()) -> bool:
+        """Whether a path in a local folder is another name of what is in it, or of a folder `above` it."""
         if self._folder.local is None:
             return False
         folder = self._folder.local.resolve()
         own = (folder / path).resolve()
-        is_other = own in seen
+        is_other = own in above
         if own != folder / path and own.is_relative_to(folder):
             # hidden files are not read themselves: a link to one is how some writers publish it
             is_other = is_other or not _is_passed_over(str(own.relative_to(folder)))

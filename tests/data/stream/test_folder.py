@@ -313,12 +313,24 @@ def test_a_folder_that_is_away_for_a_while_loses_nothing(tmp_path, clock, caplog
 def test_links_that_make_circles_are_left(tmp_path, clock):
     folder = tmp_path / "in"
     write(folder / "a" / "1.parquet", range(10))
-    for path, target in {"self": ".", "a/up": "..", "b": "c", "c": "b", "a/far": tmp_path}.items():
+    one, other = tmp_path / "one", tmp_path / "other"
+    write(one / "2.parquet", range(10, 20))
+    write(other / "3.parquet", range(20, 30))
+    links = {
+        "self": ".",
+        "a/up": "..",
+        "b": "c",
+        "c": "b",
+        "a/far": tmp_path,
+        one / "o": other,
+        other / "o": one,
+    }
+    for path, target in links.items():
         (folder / path).symlink_to(target)
-    write(tmp_path / "2.parquet", range(10, 20))
     stream, places = open_folder(folder, clock)
     ids, bad = drain(stream, places)
-    assert (sorted(ids), bad) == (list(range(20)), {})
+    # by `far`, the other two folders have two names each, and each is what a user has linked
+    assert (sorted(ids), bad) == (sorted([*range(10), *2 * [*range(10, 30)]]), {})
 
 
 def test_bad_rows_and_bad_files(tmp_path, clock, caplog):
