@@ -22,6 +22,7 @@ from data.text.streams import LineReader
 PIECE_RECORDS: Final = 4096
 """Records of a row group that belong to one partition."""
 BLOCK_BYTES: Final = 1 << 18
+FEWER: Final = "it has fewer records than were found in it"
 CRITEO: Final = "criteo"
 """Format of files without a known ending, where the data set was made of Criteo's logs."""
 
@@ -104,6 +105,8 @@ class FileReader:
             checked = self._records.of_frame(block.frame, block.records, name)
             return replace(checked, bad={**block.bad, **checked.bad}), block.end
         table = self._group(place.unit, path, group)[first + place.record : first + end]
+        if len(table) < end - place.record:  # it was replaced by another one that has the same time
+            raise ValueError(FEWER)
         records = np.arange(place.record, end)
         if self._records.is_encoded:
             return self._records.of_table(table, records, name), end
@@ -121,7 +124,11 @@ class FileReader:
             (info,) = self._folder.filesystem.get_file_info([(self._folder / path).path])
         except OSError:
             return False
-        return not info.is_file or info.mtime_ns != Unit.of(unit).written_ns
+        return not info.is_file or self._time(info.mtime_ns) != self._time(Unit.of(unit).written_ns)
+
+    def _time(self, nanoseconds: int) -> int:
+        """A time to compare: some stores tell fractions of seconds only where they list many files."""
+        return nanoseconds if self._folder.local is not None else nanoseconds // 10**9
 
     def close(self) -> None:
         """Close the file that is being read."""
@@ -150,12 +157,13 @@ class FileReader:
 
     def _next_block(self, place: Place, path: str) -> _Block:
         """The block of a file that begins at `place`; goes on where the one before has ended."""
-        if self._text is None or self._text[0] != place:
-            self._text = place, self._blocks(path, place.record)
-        block = next(self._text[1], None)
+        is_next = self._text is not None and self._text[0] == place
+        blocks = self._text[1] if self._text is not None and is_next else self._blocks(path, place.record)
+        self._text = None  # after an error, they cannot go on
+        block = next(blocks, None)
         if block is None:
-            raise ValueError("it has fewer records than were found in it")
-        self._text = Place(place.unit, block.end), self._text[1]
+            raise ValueError(FEWER)
+        self._text = Place(place.unit, block.end), blocks
         return block
 
     def _blocks(self, path: str, skipped: int) -> Iterator[_Block]:

@@ -73,7 +73,8 @@ class FolderStream:
         self._unreadable: dict[str, str] = {}
         """Why files are left out, by the units of one bad record that stand for them."""
         self._is_first = True
-        self._failing: tuple[str, float] | None = None
+        self._failing_s: float | None = None
+        """Since when no file could be read, by the monotonic clock."""
 
     @property
     def is_quiet(self) -> bool:
@@ -103,14 +104,14 @@ class FolderStream:
                 self._warn_once(
                     self._file(place.unit),
                     "was deleted, renamed or replaced before all of it was read: the rest of its records is "
-                    "left out, and counted so. A file that comes under this or another name counts as new",
+                    "left out, and counted so. What comes under another name, or with another time, is new",
                 )
-            elif self._may_recover(place.unit, error):
+            elif isinstance(error, OSError) and self._is_momentary(NewFile(*Unit.of(place.unit)[:2]), error):
                 return None
             else:
                 bad = dict.fromkeys(range(place.record, size), _reason(error))
             checked, end = _without_rows(bad), size
-        self._failing = None
+        self._failing_s = None
         arrived_s = Unit.of(place.unit).written_ns / 1e9
         return Fetched(partition=name, begin=place, end=end, size=size, checked=checked, arrived_s=arrived_s)
 
@@ -141,6 +142,7 @@ class FolderStream:
         if end == begin:
             return place, 0
         last, _ = of.at(end - 1)
+        of.reached = max(of.reached, last.unit)
         return Place(last.unit, last.record + 1), end - begin
 
     def passed_over(self, partition: str, place: Place, *, counted: int, size: int) -> int:
@@ -178,12 +180,14 @@ class FolderStream:
         files = self._listing.new_files()
         if files is None:
             return
-        for file in files:
+        for number, file in enumerate(files):
             try:
                 pieces = list(self._reader.pieces(file.path))
+                self._failing_s = None
             except UNREADABLE as error:
-                if isinstance(error, OSError) and self._listing.put_off(file, error):
-                    continue
+                if isinstance(error, OSError) and self._is_momentary(file, error):
+                    self._listing.put_off(files[number:])  # so that later ones do not overtake it
+                    return
                 pieces = [Piece(0, 0, 1)]
                 self._unreadable[Unit(*file).name] = _reason(error)
             self._add(file, pieces)
@@ -220,18 +224,15 @@ class FolderStream:
     def _read(self, place: Place, end: int) -> tuple[Checked, int]:
         """Read records of a unit up to about `end`; with the number of the record after them."""
         if place.unit in self._unreadable:
-            return _without_rows({0: self._unreadable[place.unit]}), end
+            return _without_rows(dict.fromkeys(range(place.record, end), self._unreadable[place.unit])), end
         return self._reader.read(place, end)
 
-    def _may_recover(self, unit: str, error: Exception) -> bool:
-        """Whether a file that could not be read is to be tried again."""
-        if isinstance(error, FileNotFoundError) or not isinstance(error, OSError):
-            return False
-        since = self._failing[1] if self._failing and self._failing[0] == unit else time.monotonic()
-        if self._failing is None or self._failing[0] != unit:
-            logger.warning("%s cannot be read, and is tried again: %s", self._file(unit), error)
-        self._failing = unit, since
-        return time.monotonic() - since < PATIENCE_S
+    def _is_momentary(self, file: NewFile, error: OSError) -> bool:
+        """Whether a file that cannot be read is tried again: no file could be, but for a short time."""
+        if self._failing_s is None:
+            self._failing_s = time.monotonic()
+            logger.warning("%s cannot be read, and is tried again: %s", self._folder / file.path, error)
+        return time.monotonic() - self._failing_s < PATIENCE_S
 
     def _file(self, unit: str) -> Location:
         return self._folder / Unit.of(unit).path

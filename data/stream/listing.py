@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +18,8 @@ SETTLE_S: Final = 3.0
 """Age of a file from which it is read: until then it may be written to, and others may appear that were
 written before it."""
 LIST_EVERY_S: Final = 1.0
+LISTING_SHARE: Final = 0.1
+"""Largest share of the time in which a folder is listed, which takes seconds with many files."""
 PATIENCE_S: Final = 60.0
 """Time for which a file or a folder that cannot be read is tried again."""
 
@@ -61,18 +63,20 @@ class FolderListing:
         self._known: set[NewFile] = set()
         self._there: set[NewFile] = set()
         """Those of the newest listing that has shown any."""
-        self._listed_s = self._warned_s = -np.inf
+        self._missing_s: dict[NewFile, float] = {}
+        """When files were missed first, by the monotonic clock."""
+        self._next_s = self._warned_s = -np.inf
         self._warn_once = WarnOnce()
         self.is_quiet = False
         """Whether no file is there that is still to be read, or to be tried again."""
 
-    def new_files(self) -> Iterable[NewFile] | None:
+    def new_files(self) -> Sequence[NewFile] | None:
         """Files that have come since the last call, in order of time.
 
         Returns:
             None if the folder was listed a moment ago, cannot be listed, or has no files.
         """
-        if time.monotonic() - self._listed_s < LIST_EVERY_S:
+        if time.monotonic() < self._next_s:
             return None
         there = self._list()
         self.is_quiet = there is not None
@@ -82,31 +86,29 @@ class FolderListing:
             return None
         new = [file for file in sorted(there - self._known) if self._is_ready(file)]
         self._known.update(new)
-        return [file for file in new if not self._is_other_name(file.path)]
+        return [file for file in new if not self._is_link(file.path) or not self._is_other_name(file.path)]
 
-    def put_off(self, file: NewFile, error: OSError) -> bool:
-        """Find a file again the next time, if it was not there when it was opened, or is young.
-
-        Returns:
-            Whether that is so: perhaps the storage could not be reached for a moment.
-        """
-        if not isinstance(error, FileNotFoundError) and self._age_s(file) >= PATIENCE_S:
-            return False
-        self._known.discard(file)
+    def put_off(self, files: Iterable[NewFile]) -> None:
+        """Find files again the next time."""
+        self._known.difference_update(files)
         self.is_quiet = False
-        return True
 
     def has_lost(self, file: NewFile) -> bool:
-        """Whether a file, which cannot be found, is missing among others.
+        """Whether a file, which cannot be found, was replaced, or is missing among others for some time.
 
-        Where no others are there, the storage of the folder may be away, which says nothing about its files.
+        Until then, and where no others are there, its storage may be away for a moment.
         """
         if file in self._there and not self._list():
             self._warn("has no files any more, and not all of them have been read")
-        return file not in self._there
+        if file in self._there:
+            return False
+        since_s = self._missing_s.setdefault(file, time.monotonic())
+        is_replaced = any(other.path == file.path for other in self._there)
+        return is_replaced or time.monotonic() - since_s >= PATIENCE_S
 
     def _list(self) -> set[NewFile] | None:
         """List all files; None if that fails."""
+        begin_s = time.monotonic()
         try:
             there = set(self._files())
         except OSError as error:
@@ -114,8 +116,13 @@ class FolderListing:
             self._warn("is not there" if is_absent else f"cannot be listed ({error})")
             return None
         finally:
-            self._listed_s = time.monotonic()
-        self._there = there or self._there
+            end_s = time.monotonic()
+            self._next_s = end_s + max(LIST_EVERY_S, (end_s - begin_s) / LISTING_SHARE)
+        if there:
+            self._missing_s |= dict.fromkeys(self._there - there, end_s)
+            for file in self._missing_s.keys() & there:
+                del self._missing_s[file]
+            self._there = there
         return there
 
     def _warn(self, problem: str) -> None:
@@ -138,7 +145,7 @@ class FolderListing:
         left = [("", frozenset({folder.resolve()}))]
         while left:
             within, above = left.pop()
-            for entry in os.scandir(folder / within):
+            for entry in self._entries(folder, within):
                 path = within + entry.name
                 if _is_passed_over(f"{path}/") or not self._is_text(path):
                     continue
@@ -149,6 +156,18 @@ class FolderListing:
                         left.append((f"{path}/", above | {(folder / path).resolve()}))
                 except OSError:
                     continue  # it was deleted just now, or is a link to itself
+
+    def _entries(self, folder: Path, within: str) -> Sequence[os.DirEntry[str]]:
+        """What is in a folder, or in one below it that may be closed to this user or deleted just now."""
+        try:
+            with os.scandir(folder / within) as entries:
+                return list(entries)
+        except (PermissionError, FileNotFoundError) as error:
+            if not within:
+                raise
+            if isinstance(error, PermissionError):
+                self._warn_once(self._folder / within, "is not read, as this user may not list it")
+            return []
 
     def _is_text(self, path: str) -> bool:
         try:
@@ -173,6 +192,9 @@ class FolderListing:
 
     def _age_s(self, file: NewFile) -> float:
         return self._now() - file.written_ns / 1e9
+
+    def _is_link(self, path: str) -> bool:
+        return self._folder.local is not None and (self._folder.local / path).is_symlink()
 
     def _is_other_name(self, path: str, above: Collection[Path] = ()) -> bool:
         """Whether a path in a local folder is another name of what is in it, or of a folder `above` it."""

@@ -55,13 +55,14 @@ class PartitionUnits:
         return max(0, self.before(place) - counted)
 
     def add(self, unit: str, num_records: int) -> None:
-        """Add a unit at its place in the order, unless it is there."""
+        """Add a unit at its place in the order; if it is there, it has at least so many records."""
         at = bisect_left(self.units, unit)
-        if self.units[at : at + 1] == [unit]:
-            return
-        self.units.insert(at, unit)
         begin = self.ends[at - 1] if at else 0
-        self.ends[at:] = [begin + num_records, *(end + num_records for end in self.ends[at:])]
+        if self.units[at : at + 1] != [unit]:
+            self.units.insert(at, unit)
+            self.ends.insert(at, begin)
+        more = max(0, begin + num_records - self.ends[at])
+        self.ends[at:] = [end + more for end in self.ends[at:]]
 
     def before(self, place: Place) -> int:
         """Records before a place."""

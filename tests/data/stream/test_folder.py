@@ -4,16 +4,20 @@ import logging
 import os
 import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import polars as pl
 import pytest
 
 from data.dataset import read_manifest
+from data.jobs.location import Location
 from data.stream.agreement import PartitionState
+from data.stream.files import FileReader
 from data.stream.folder import NUM_PARTITIONS, FolderStream
 from data.stream.listing import PATIENCE_S, SETTLE_S
 from data.stream.reader import PartitionReader, ReaderConfig
 from data.stream.source import START, Place
+from data.stream.units import Unit
 from tests.data.stream.streams import MANIFEST, ids_of
 
 NOW_S = 1_000_000.0
@@ -196,7 +200,7 @@ def test_a_file_that_goes_while_no_run_reads_is_told_and_its_rest_counted_once(
     new = 50  # fewer than those that were read
     put("cut" if fate == "replaced" else "other", new, age_s=50)
     with caplog.at_level(logging.WARNING):
-        again = restarted(folder, clock, states, chunk=5000, reads=5, dataset=dataset)
+        again = restarted(folder, clock, states, chunk=5000, reads=8, dataset=dataset, pause_s=PATIENCE_S / 2)
     assert sum(each.left_out for each in again.values()) == 1100 - num_trained
     assert sum(each.trained for each in again.values()) == num_trained + new
     assert sum(each.bad for each in again.values()) == 0
@@ -212,13 +216,14 @@ def test_a_file_that_goes_while_no_run_reads_is_part_of_what_the_backlog_leaves_
     states = restarted(tmp_path, clock, {}, chunk=300, reads=1, backlog=1000)
     cut.unlink()
     write(tmp_path / second, range(1000, 2000), age_s=90)
-    (again,) = restarted(tmp_path, clock, states, chunk=5000, reads=5, backlog=1000).values()
+    found = restarted(tmp_path, clock, states, chunk=5000, reads=8, backlog=1000, pause_s=PATIENCE_S / 2)
+    (again,) = found.values()
     assert (again.trained, again.left_out, again.bad) == (300 + 900, 700 + 100, 0), "0.9 of the limit is kept"
 
 
-def same_partition(number: int) -> list[str]:
+def same_partition(number: int, ending: str = "parquet") -> list[str]:
     """Names of files whose records belong to one partition."""
-    names = [f"{each}.parquet" for each in range(10_000)]
+    names = [f"{each}.{ending}" for each in range(10_000)]
     return [each for each in names if zlib.crc32(each.encode()) % NUM_PARTITIONS == 7][:number]
 
 
@@ -230,6 +235,7 @@ def restarted(
     reads: int,
     dataset: str | None = None,
     backlog: int = 0,
+    pause_s: float = 0,
 ) -> dict[str, PartitionState]:
     """States after a process has read some chunks from others on, of partitions of which any was counted."""
     stream, places = open_folder(folder, clock, dataset)
@@ -237,6 +243,7 @@ def restarted(
     reader = PartitionReader(stream, left, ReaderConfig(ahead=100_000, chunk=chunk, backlog=backlog))
     for _ in range(reads):
         reader.read_once()
+        clock.now_s += pause_s
     stream.close()
     return {name: state for name, state in reader._states.items() if state.counted}
 
@@ -310,6 +317,132 @@ def test_a_folder_that_is_away_for_a_while_loses_nothing(tmp_path, clock, caplog
     assert "was deleted" not in caplog.text
 
 
+def test_a_part_of_the_folder_that_is_away_for_a_moment_loses_nothing(tmp_path, clock, caplog):
+    folder, part = tmp_path / "in", tmp_path / "part"
+    write(folder / "1.parquet", range(10))
+    write(part / "2.parquet", range(10, 20), age_s=90)
+    (folder / "linked").symlink_to(part)
+    stream, places = open_folder(folder, clock)
+    assert sum(stream.waiting(name, place) for name, place in places.items()) == 20
+    part.rename(tmp_path / "away")
+    assert drain(stream, places) == (list(range(10)), {})
+    clock.now_s += PATIENCE_S / 2
+    assert drain(stream, places) == ([], {})
+    (tmp_path / "away").rename(part)
+    clock.now_s += PATIENCE_S
+    assert drain(stream, places) == (list(range(10, 20)), {})
+    assert not caplog.text
+
+
+def broken_for_once(monkeypatch, path, error):
+    """The next reads of a file fail, once each in pieces and in blocks."""
+    whole = FileReader.pieces, FileReader._blocks, FileReader._group
+    left = [error, error, error]
+
+    def fails(which):
+        def read(self, *arguments):
+            if any(path in str(each) for each in arguments) and left[which] is not None:
+                error, left[which] = left[which], None
+                raise error
+            return whole[which](self, *arguments)
+
+        return read
+
+    for which, name in enumerate(("pieces", "_blocks", "_group")):
+        monkeypatch.setattr(FileReader, name, fails(which))
+
+
+@pytest.mark.parametrize("error", [OSError(5, "EIO"), FileNotFoundError(2, "gone")])
+@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
+def test_an_error_of_storage_for_a_moment_loses_nothing(
+    tmp_path, clock, monkeypatch, caplog, raw_dataset, ending, error
+):
+    """The older file fails when it is found and when it is read, and the newer one does not overtake it."""
+    first, second = same_partition(2, ending)
+    (tmp_path / "in").mkdir()
+    for name, age_s in ((first, 100), (second, 90)):
+        path = write_labels(tmp_path / "in" / name, 1000, label=0)
+        os.utime(path, (NOW_S - age_s, NOW_S - age_s))
+    states: dict[str, PartitionState] = {}
+    for reads in (4, 12):  # with a restart between, in the middle of a file
+        with monkeypatch.context() as patch:
+            broken_for_once(patch, first, error)
+            states = restarted(
+                tmp_path / "in",
+                clock,
+                states,
+                chunk=300,
+                reads=reads,
+                dataset=raw_dataset if ending == "jsonl" else None,
+                pause_s=2,
+            )
+    (state,) = states.values()
+    assert (state.trained, state.left_out, state.bad) == (2000, 0, 0)
+    assert f"{first} cannot be read, and is tried again" in caplog.text
+
+
+def test_a_file_that_cannot_be_read_after_a_restart_is_counted(tmp_path, clock, monkeypatch):
+    (name,) = same_partition(1)
+    write(tmp_path / name, range(700))
+    states = restarted(tmp_path, clock, {}, chunk=300, reads=2)
+    monkeypatch.setattr(FileReader, "pieces", Mock(side_effect=OSError(5, "EIO")))
+    (state,) = restarted(tmp_path, clock, states, chunk=300, reads=10, pause_s=PATIENCE_S / 2).values()
+    assert (state.trained, state.left_out, state.bad) == (600, 0, 100)
+
+
+def test_another_file_with_the_same_time_is_no_silent_loss(tmp_path, clock):
+    write(tmp_path / "1.parquet", range(1000))
+    stream, places = open_folder(tmp_path, clock)
+    assert sum(stream.waiting(name, place) for name, place in places.items()) == 1000
+    write(tmp_path / "1.parquet", range(500))
+    ids, bad = drain(stream, places)
+    assert (ids, len(bad)) == ([], 1000)
+    assert "fewer records than were found" in bad[0]
+
+
+def test_times_of_a_store_are_compared_by_the_second(tmp_path, monkeypatch):
+    """S3-compatible stores list milliseconds, and tell whole seconds of a single file."""
+    path = write(tmp_path / "1.parquet", range(10))
+    reader = FileReader(Location.of(tmp_path), Mock(), is_criteo=False)
+    unit = Unit(int(NOW_S - 100) * 10**9 + 410_000_000, path.name).name
+    assert reader.is_gone(unit)
+    monkeypatch.setattr(Location, "local", None)
+    assert not reader.is_gone(unit)
+    os.utime(path, (NOW_S - 99, NOW_S - 99))
+    assert reader.is_gone(unit)
+
+
+def test_records_that_come_late_behind_skipped_ones_are_counted(tmp_path, clock):
+    first, second = same_partition(2)
+    write(tmp_path / first, range(1000), age_s=90)
+    stream, places = open_folder(tmp_path, clock)
+    assert sum(passed_over(stream, places) for _ in range(2)) == 0
+    (partition,) = [name for name, place in places.items() if stream.waiting(name, place)]
+    places[partition], count = stream.skip(partition, places[partition], 1000)
+    assert count == 1000
+    write(tmp_path / second, range(500), age_s=100)
+    clock.now_s += 2
+    assert passed_over(stream, places) == 500
+
+
+def test_a_folder_that_this_user_may_not_list_keeps_no_other_from_being_read(
+    tmp_path, clock, monkeypatch, caplog
+):
+    write(tmp_path / "1.parquet", range(10))
+    write(tmp_path / "lost+found" / "2.parquet", range(10, 20))
+    scandir = os.scandir
+
+    def refuse(path):
+        if path.name == "lost+found":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr("data.stream.listing.os.scandir", refuse)
+    stream, places = open_folder(tmp_path, clock)
+    assert drain(stream, places) == (list(range(10)), {})
+    assert "lost+found/ is not read, as this user may not list it" in caplog.text
+
+
 def test_links_that_make_circles_are_left(tmp_path, clock):
     folder = tmp_path / "in"
     write(folder / "a" / "1.parquet", range(10))
@@ -375,6 +508,8 @@ def test_a_file_that_is_gone_before_it_was_read(tmp_path, clock, caplog):
     places[first.partition] = Place(first.begin.unit, first.end)
     gone.unlink()
     assert sum(stream.waiting(name, place) for name, place in places.items()) == 20
+    assert drain(stream, places) == ([], {}), "its storage may be away"
+    clock.now_s += PATIENCE_S
     assert drain(stream, places) == (list(range(20, 30)), {}), "of no bad records, but of such that are gone"
     assert "2.parquet was deleted, renamed or replaced before all of it was read" in caplog.text
     assert sum(stream.waiting(name, place) for name, place in places.items()) == 0
