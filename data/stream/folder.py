@@ -73,8 +73,8 @@ class FolderStream:
         self._unreadable: dict[str, str] = {}
         """Why files are left out, by the units of one bad record that stand for them."""
         self._is_first = True
-        self._failing_s: float | None = None
-        """Since when no file could be read, by the monotonic clock."""
+        self._failing_s: dict[NewFile, float] = {}
+        """Since when files cannot be read, by the monotonic clock."""
 
     @property
     def is_quiet(self) -> bool:
@@ -92,26 +92,27 @@ class FolderStream:
         if not found:
             return None
         place, size, name = min(found)
+        file = NewFile(*Unit.of(place.unit)[:2])
         self._by_name[name].reached = place.unit
         end = min(place.record + at_most, size)
         try:
             checked, end = self._read(place, end)
+            self._failing_s.pop(file, None)
         except (GoneError, *UNREADABLE) as error:
             if isinstance(error, GoneError) or self._reader.is_gone(place.unit):
-                if not self._listing.has_lost(NewFile(*Unit.of(place.unit)[:2])):
+                if not self._listing.has_lost(file):
                     return None
                 bad: dict[int, str] = {}
                 self._warn_once(
-                    self._file(place.unit),
+                    self._folder / file.path,
                     "was deleted, renamed or replaced before all of it was read: the rest of its records is "
                     "left out, and counted so. What comes under another name, or with another time, is new",
                 )
-            elif isinstance(error, OSError) and self._is_momentary(NewFile(*Unit.of(place.unit)[:2]), error):
+            elif isinstance(error, OSError) and self._is_momentary(file, error):
                 return None
             else:
                 bad = dict.fromkeys(range(place.record, size), _reason(error))
             checked, end = _without_rows(bad), size
-        self._failing_s = None
         arrived_s = Unit.of(place.unit).written_ns / 1e9
         return Fetched(partition=name, begin=place, end=end, size=size, checked=checked, arrived_s=arrived_s)
 
@@ -183,7 +184,7 @@ class FolderStream:
         for number, file in enumerate(files):
             try:
                 pieces = list(self._reader.pieces(file.path))
-                self._failing_s = None
+                self._failing_s.pop(file, None)
             except UNREADABLE as error:
                 if isinstance(error, OSError) and self._is_momentary(file, error):
                     self._listing.put_off(files[number:])  # so that later ones do not overtake it
@@ -228,14 +229,11 @@ class FolderStream:
         return self._reader.read(place, end)
 
     def _is_momentary(self, file: NewFile, error: OSError) -> bool:
-        """Whether a file that cannot be read is tried again: no file could be, but for a short time."""
-        if self._failing_s is None:
-            self._failing_s = time.monotonic()
+        """Whether a file that cannot be read is to be tried again."""
+        if file not in self._failing_s:
+            self._failing_s[file] = time.monotonic()
             logger.warning("%s cannot be read, and is tried again: %s", self._folder / file.path, error)
-        return time.monotonic() - self._failing_s < PATIENCE_S
-
-    def _file(self, unit: str) -> Location:
-        return self._folder / Unit.of(unit).path
+        return time.monotonic() - self._failing_s[file] < PATIENCE_S
 
 
 def _without_rows(bad: Mapping[int, str]) -> Checked:

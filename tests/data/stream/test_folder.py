@@ -390,6 +390,34 @@ def test_a_file_that_cannot_be_read_after_a_restart_is_counted(tmp_path, clock, 
     assert (state.trained, state.left_out, state.bad) == (600, 0, 100)
 
 
+def test_a_file_that_stays_unreadable_is_counted_though_others_keep_coming(
+    tmp_path, clock, monkeypatch, caplog
+):
+    write(tmp_path / "0.parquet", range(10), age_s=100)
+    stream, places = open_folder(tmp_path, clock)
+    assert sum(stream.waiting(name, place) for name, place in places.items()) == 10
+    group = FileReader._group
+
+    def fails(self, unit, path, number):
+        if path == "0.parquet":
+            raise OSError(5, "EIO")
+        return group(self, unit, path, number)
+
+    monkeypatch.setattr(FileReader, "_group", fails)
+    ids, bad = [], {}
+    for number in range(1, 9):
+        write(
+            tmp_path / f"{number}.parquet",
+            range(10 * number, 10 * number + 10),
+            age_s=50 - clock.now_s + NOW_S,
+        )
+        more, worse = drain(stream, places)
+        ids, bad = ids + more, bad | worse
+        clock.now_s += PATIENCE_S / 4
+    assert (ids, len(bad)) == (list(range(10, 90)), 10)
+    assert caplog.text.count("0.parquet cannot be read, and is tried again") == 1
+
+
 def test_another_file_with_the_same_time_is_no_silent_loss(tmp_path, clock):
     write(tmp_path / "1.parquet", range(1000))
     stream, places = open_folder(tmp_path, clock)
