@@ -119,12 +119,12 @@ class FileReader:
 
         Under the same name there may be another one, whose records come with its own units.
         """
-        _, path, *_ = Unit.of(unit)
+        written_ns, path, *_ = Unit.of(unit)
         try:
             (info,) = self._folder.filesystem.get_file_info([(self._folder / path).path])
         except OSError:
             return False
-        return not info.is_file or self._time(info.mtime_ns) != self._time(Unit.of(unit).written_ns)
+        return not info.is_file or self._time(info.mtime_ns) != self._time(written_ns)
 
     def _time(self, nanoseconds: int) -> int:
         """A time to compare: some stores tell fractions of seconds only where they list many files."""
@@ -156,10 +156,9 @@ class FileReader:
         return self._table[1]
 
     def _next_block(self, place: Place, path: str) -> _Block:
-        """The block of a file that begins at `place`; goes on where the one before has ended."""
-        is_next = self._text is not None and self._text[0] == place
-        blocks = self._text[1] if self._text is not None and is_next else self._blocks(path, place.record)
-        self._text = None  # after an error, they cannot go on
+        """The block of a file that begins at `place`; reading continues where the one before has ended."""
+        text, self._text = self._text, None  # after an error, it cannot continue
+        blocks = text[1] if text is not None and text[0] == place else self._blocks(path, place.record)
         block = next(blocks, None)
         if block is None:
             raise ValueError(FEWER)

@@ -86,7 +86,7 @@ class FolderListing:
             return None
         new = [file for file in sorted(there - self._known) if self._is_ready(file)]
         self._known.update(new)
-        return [file for file in new if not self._is_link(file.path) or not self._is_other_name(file.path)]
+        return new
 
     def put_off(self, files: Iterable[NewFile]) -> None:
         """Find files again the next time."""
@@ -142,7 +142,8 @@ class FolderListing:
 
     def _local_files(self, folder: Path) -> Iterator[NewFile]:
         """The same on the local disk, where pyarrow would not find its way out of links that make circles."""
-        left = [("", frozenset({folder.resolve()}))]
+        root = folder.resolve()
+        left = [("", frozenset({root}))]
         while left:
             within, above = left.pop()
             for entry in self._entries(folder, within):
@@ -150,10 +151,13 @@ class FolderListing:
                 if _is_passed_over(f"{path}/") or not self._is_text(path):
                     continue
                 try:
-                    if entry.is_file() and not _is_passed_over(path):
+                    if entry.is_dir():
+                        if not self._is_other_name(root, path, above):
+                            left.append((f"{path}/", above | {(root / path).resolve()}))
+                    elif entry.is_file() and not (
+                        _is_passed_over(path) or (entry.is_symlink() and self._is_other_name(root, path))
+                    ):
                         yield NewFile(entry.stat().st_mtime_ns, path)
-                    elif entry.is_dir() and not self._is_other_name(path, above):
-                        left.append((f"{path}/", above | {(folder / path).resolve()}))
                 except OSError:
                     continue  # it was deleted just now, or is a link to itself
 
@@ -180,7 +184,7 @@ class FolderListing:
 
     def _is_ready(self, file: NewFile) -> bool:
         """Whether a file is old enough to be whole."""
-        age_s = self._age_s(file)
+        age_s = self._now() - file.written_ns / 1e9
         if age_s < -PATIENCE_S:  # not by the skew of two clocks
             self._warn_once(
                 self._folder / file.path,
@@ -190,22 +194,13 @@ class FolderListing:
             self.is_quiet = False
         return age_s >= SETTLE_S
 
-    def _age_s(self, file: NewFile) -> float:
-        return self._now() - file.written_ns / 1e9
-
-    def _is_link(self, path: str) -> bool:
-        return self._folder.local is not None and (self._folder.local / path).is_symlink()
-
-    def _is_other_name(self, path: str, above: Collection[Path] = ()) -> bool:
-        """Whether a path in a local folder is another name of what is in it, or of a folder `above` it."""
-        if self._folder.local is None:
-            return False
-        folder = self._folder.local.resolve()
-        own = (folder / path).resolve()
+    def _is_other_name(self, root: Path, path: str, above: Collection[Path] = ()) -> bool:
+        """Whether a path below the folder `root` is another name of what is in it, or of a folder `above`."""
+        own = (root / path).resolve()
         is_other = own in above
-        if own != folder / path and own.is_relative_to(folder):
+        if own != root / path and own.is_relative_to(root):
             # hidden files are not read themselves: a link to one is how some writers publish it
-            is_other = is_other or not _is_passed_over(str(own.relative_to(folder)))
+            is_other = is_other or not _is_passed_over(str(own.relative_to(root)))
         if is_other:
             self._warn_once(
                 self._folder, "has links to what is in it, which is read once, under its own name"
