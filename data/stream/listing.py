@@ -158,6 +158,8 @@ class FolderListing:
                         _is_passed_over(path) or (entry.is_symlink() and self._is_other_name(root, path))
                     ):
                         yield NewFile(entry.stat().st_mtime_ns, path)
+                    elif entry.is_symlink() and not entry.is_file():
+                        self._warn_once(self._folder / path, "is a link to what is not there now")
                 except OSError:
                     continue  # it was deleted just now, or is a link to itself
 
