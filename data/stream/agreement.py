@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from data.stream.backlog import Stretch, Stretches
-from data.stream.source import START, Place
+from data.stream.source import START, FoundUnit, Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +19,6 @@ class PartitionState:
 
     place: Place = START
     """Of the next record."""
-    size: int = 0
-    """Records of the unit of `place`; 0 if that is not known."""
     stretches: Stretches = ()
     """What is left out of the records from there on."""
     trained: int = 0
@@ -37,15 +35,14 @@ class PartitionState:
     def to_json(self) -> list[object]:
         """As plain values."""
         stretches = [list(each) for each in self.stretches]
-        return [*self.place, stretches, self.trained, self.left_out, self.bad, self.size]
+        return [*self.place, stretches, self.trained, self.left_out, self.bad]
 
     @classmethod
     def from_json(cls, values: Sequence[object]) -> "PartitionState":
-        """From what `to_json` gave, also before it gave the size."""
-        unit, record, stretches, trained, left_out, bad, size = [*values, 0][:7]
+        """From what `to_json` gave; one version gave a value more, which is not needed."""
+        unit, record, stretches, trained, left_out, bad = values[:6]
         return cls(
             place=Place(unit, record),  # type: ignore[arg-type]
-            size=size,  # type: ignore[arg-type]
             stretches=tuple(Stretch(*each) for each in stretches),  # type: ignore[attr-defined]
             trained=trained,  # type: ignore[arg-type]
             left_out=left_out,  # type: ignore[arg-type]
@@ -71,6 +68,8 @@ class Offer:
     """Whether it knows what waits; until all do, none is trained, as batches follow what waits."""
     states: Mapping[str, PartitionState] = field(default_factory=dict)
     """Of partitions that change by the step, after it."""
+    found: Mapping[str, Sequence[FoundUnit]] = field(default_factory=dict)
+    """What has come to partitions since the offer before."""
 
 
 @dataclass(frozen=True, kw_only=True)

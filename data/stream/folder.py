@@ -7,7 +7,7 @@ formats, belong to one of 64 partitions each, so that ranks share the work.
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from data.jobs.location import Location
 from data.stream.files import FileReader, GoneError, Piece
 from data.stream.listing import PATIENCE_S, FolderListing, NewFile, WarnOnce
 from data.stream.records import LONGEST_REASON, RecordReader
-from data.stream.source import Checked, Fetched, Place
+from data.stream.source import Checked, Fetched, FoundUnit, Place
 from data.stream.units import PartitionUnits, Unit
 
 logger = logging.getLogger(__name__)
@@ -108,13 +108,13 @@ class FolderStream:
                     "was deleted, renamed or replaced before all of it was read: the rest of its records is "
                     "left out, and counted so. What comes under another name, or with another time, is new",
                 )
-            elif isinstance(error, OSError) and self._is_momentary(file, error):
-                return None
+            elif isinstance(error, OSError) and (self._is_first or self._is_momentary(file, error)):
+                return None  # before the folder is listed, its storage may be away as a whole
             else:
                 bad = dict.fromkeys(range(place.record, size), _reason(error))
             checked, end = _without_rows(bad), size
         arrived_s = Unit.of(place.unit).written_ns / 1e9
-        return Fetched(partition=name, begin=place, end=end, size=size, checked=checked, arrived_s=arrived_s)
+        return Fetched(partition=name, begin=place, end=end, checked=checked, arrived_s=arrived_s)
 
     def waiting(self, partition: str, place: Place) -> int:
         """Records from `place` on that have come."""
@@ -146,15 +146,13 @@ class FolderStream:
         of.reached = max(of.reached, last.unit)
         return Place(last.unit, last.record + 1), end - begin
 
-    def passed_over(self, partition: str, place: Place, *, counted: int, size: int) -> int:
+    def passed_over(self, partition: str, place: Place, *, counted: int) -> int:
         """Records of files that have come late; see `StreamSource.passed_over`."""
         self._list()
         of = self._by_name[partition]
         late, of.late = of.late, 0
-        if self._is_first or of.is_resumed:
+        if self._is_first or of.begun is not None:
             return late
-        if place.record < size:
-            of.add(place.unit, size)  # also if its file is gone: `fetch` finds out, and tells
         if unseen := of.resume(place, counted):
             self._warn_once(
                 self._folder,
@@ -163,6 +161,16 @@ class FolderStream:
                 "present time (`touch`)",
             )
         return late + unseen
+
+    def found(self, partition: str, since: int) -> Sequence[FoundUnit]:
+        """Pieces of files; see `StreamSource.found`."""
+        return self._by_name[partition].found[since:]
+
+    def expect(self, partition: str, units: Sequence[FoundUnit]) -> None:
+        """See `StreamSource.expect`; `fetch` finds out, and tells, whose file is gone."""
+        for each in units:
+            self._by_name[partition].add(*each)
+        self._listing.expect(NewFile(*Unit.of(each.unit)[:2]) for each in units)
 
     def where(self, partition: str, place: Place) -> str:
         """The file, and the row in it or in its row group; see `StreamSource.where`."""
@@ -208,9 +216,8 @@ class FolderStream:
             unit = Unit(*file, group, begin).name
             name = self.partitions[(first + number) % NUM_PARTITIONS]
             partition = self._by_name[name]
-            if not self._is_first and unit < partition.reached:
-                partition.late += num_records
-                late += num_records
+            if not self._is_first and partition.is_late(unit):
+                late += partition.pass_over(unit, num_records)
             elif num_records:
                 partition.add(unit, num_records)
                 self._added.add(file.path)

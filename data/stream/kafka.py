@@ -7,7 +7,7 @@ divide the partitions among themselves, and nothing is committed to the brokers.
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,7 +26,7 @@ from confluent_kafka import (
 from data.dataset import DatasetManifest
 from data.stream.backlog import shares_of
 from data.stream.messages import MessageReader
-from data.stream.source import Fetched, Place
+from data.stream.source import Fetched, FoundUnit, Place
 from data.stream.topic import FIXED, TopicAddress
 
 logger = logging.getLogger(__name__)
@@ -169,9 +169,16 @@ class KafkaStream:
         end = min(begin + count, of.end)
         return (Place("", end), end - begin) if end > begin else (place, 0)
 
-    def passed_over(self, partition: str, place: Place, *, counted: int, size: int) -> int:
+    def passed_over(self, partition: str, place: Place, *, counted: int) -> int:
         """None, as offsets grow."""
         return 0
+
+    def found(self, partition: str, since: int) -> Sequence[FoundUnit]:
+        """None, as brokers tell which offsets they have deleted."""
+        return ()
+
+    def expect(self, partition: str, units: Sequence[FoundUnit]) -> None:
+        """Nothing: see `found`."""
 
     def where(self, partition: str, place: Place) -> str:
         """Partition and offset; see `StreamSource.where`."""

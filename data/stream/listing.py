@@ -93,6 +93,10 @@ class FolderListing:
         self._known.difference_update(files)
         self.is_quiet = False
 
+    def expect(self, files: Iterable[NewFile]) -> None:
+        """Miss those of some files that are not there, as if they had been."""
+        self._there |= set(files)
+
     def has_lost(self, file: NewFile) -> bool:
         """Whether a file, which cannot be found, was replaced, or is missing among others for some time.
 
@@ -104,7 +108,10 @@ class FolderListing:
             return False
         since_s = self._missing_s.setdefault(file, time.monotonic())
         is_replaced = any(other.path == file.path for other in self._there)
-        return is_replaced or time.monotonic() - since_s >= PATIENCE_S
+        is_lost = is_replaced or time.monotonic() - since_s >= PATIENCE_S
+        if not is_lost:
+            self._warn_once(self._folder / file.path, "is not there now: waiting for it, a minute at most")
+        return is_lost
 
     def _list(self) -> set[NewFile] | None:
         """List all files; None if that fails."""

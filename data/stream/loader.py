@@ -23,6 +23,7 @@ from data.stream.agreement import Offer, PartitionState, Rules, decide, limits
 from data.stream.injection import Gather, Injection
 from data.stream.reader import PartitionReader, ReaderConfig
 from data.stream.source import StreamSource
+from data.stream.units import UnreadUnits
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +124,7 @@ class StreamLoader:
             seed=config.seed,
         )
         self._states = {name: PartitionState() for name in source.partitions}
+        self._unread = {name: UnreadUnits() for name in source.partitions}
         self._assembler = Assembler(
             [feature.name for feature in manifest.features], config.batch_size, pin_memory=False
         )
@@ -211,11 +213,14 @@ class StreamLoader:
         return f"after {sum(each.trained for each in self._states.values()):,} records of the stream"
 
     def state_dict(self) -> dict[str, Any]:
-        """Position after the last yielded batch, equal on all ranks and ready for JSON."""
+        """Position after the last yielded batch, equal on all ranks: plain values, and units as bytes."""
+        states = sorted(self._states.items())
+        unread = {name: self._unread[name].encoded(state.place) for name, state in states}
         return {
             "version": STATE_VERSION,
             "stream": self._source.identity,
-            "partitions": {name: state.to_json() for name, state in sorted(self._states.items())},
+            "partitions": {name: state.to_json() for name, state in states},
+            "unread": {name: encoded for name, encoded in unread.items() if encoded},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -237,6 +242,8 @@ class StreamLoader:
         self._stop()
         saved = {name: PartitionState.from_json(each) for name, each in state["partitions"].items()}
         self._states = {name: saved.get(name, PartitionState()) for name in self._source.partitions}
+        unread = state.get("unread", {})  # positions of earlier versions lack it
+        self._unread = {name: UnreadUnits(unread.get(name, b"")) for name in self._source.partitions}
         self._is_over = False
 
     def close(self) -> None:
@@ -249,9 +256,9 @@ class StreamLoader:
         self._stop()
         self._limits = [0] * self._world_size
         own = self._source.partitions[self._rank :: self._world_size]
-        self._reader = PartitionReader(
-            self._source, {name: self._states[name] for name in own}, self._reading
-        )
+        states = {name: self._states[name] for name in own}
+        unread = {name: self._unread[name].since(state.place) for name, state in states.items()}
+        self._reader = PartitionReader(self._source, states, self._reading, unread)
         self._reader.start()
 
     def _check_trained(self) -> None:
@@ -281,6 +288,8 @@ class StreamLoader:
         states: dict[str, PartitionState] = {}
         for offer in offers:
             states |= offer.states
+            for name, units in offer.found.items():
+                self._unread[name].add(units)
         if self._is_over:  # batches that were agreed on before may still have to be trained
             self._at_end = states
         if decision != "train":

@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,7 +17,7 @@ from data.loader.background import Background
 from data.loader.columns import Rows
 from data.stream.agreement import Offer, PartitionState
 from data.stream.backlog import POLICIES, after, chosen, num_kept, shares_of
-from data.stream.source import Fetched, Place, StreamSource
+from data.stream.source import Fetched, FoundUnit, Place, StreamSource
 
 logger = logging.getLogger(__name__)
 
@@ -91,14 +91,24 @@ class PartitionReader:
         source: the stream.
         states: of the partitions to read.
         config: how much.
+        unread: units that have come to the partitions, from their places on, as far as is known.
     """
 
     def __init__(
-        self, source: StreamSource, states: Mapping[str, PartitionState], config: ReaderConfig
+        self,
+        source: StreamSource,
+        states: Mapping[str, PartitionState],
+        config: ReaderConfig,
+        unread: Mapping[str, Sequence[FoundUnit]],
     ) -> None:
         self._source, self._config = source, config
         self._states = dict(states)
         """After all that was read; the thread's own."""
+        self._expected = unread
+        """What the source is not told yet."""
+        self._num_found = dict.fromkeys(states, 0)
+        self._found: deque[tuple[str, Sequence[FoundUnit]]] = deque()
+        """What is not offered yet."""
         self._chunks: deque[_Chunk] = deque()
         # each of these is written by one thread, and deques are safe: no lock that a signal could find taken
         self._num_read = self._num_taken = self._unread = 0
@@ -135,6 +145,10 @@ class PartitionReader:
             num = min(left, chunk.num_left)
             left -= num
             states[chunk.fetched.partition] = chunk.state_after(chunk.taken + num)
+        found: dict[str, list[FoundUnit]] = {}
+        while self._found:  # after the chunks, as the thread adds what it finds before it reads it
+            name, units = self._found.popleft()
+            found.setdefault(name, []).extend(units)
         all_states = dict(self._states)
         if self._idle_s and not self._chunks:  # checked in this order: the thread ends its idleness first
             states = all_states  # with what was left out after the last record
@@ -146,6 +160,7 @@ class PartitionReader:
             lag_s=max(0.0, time.time() - first.fetched.arrived_s) if first else 0.0,
             has_looked=self._has_looked,
             states=states,
+            found=found,
         )
 
     def take(self, size: int) -> list[Rows]:
@@ -177,19 +192,20 @@ class PartitionReader:
 
     def read_once(self) -> bool:
         """Read one chunk if there is room; whether any records had come. The thread does nothing else."""
+        for name, units in self._expected.items():
+            self._source.expect(name, units)
+        self._expected = {}
         for name, state in self._states.items():
-            if late := self._source.passed_over(name, state.place, counted=state.counted, size=state.size):
+            if late := self._source.passed_over(name, state.place, counted=state.counted):
                 self._states[name] = replace(state, left_out=state.left_out + late)
         self._count_unread()
         self._has_looked = True
-        if self._num_read - self._num_taken >= self._config.ahead:
-            return False
-        for name in self._states:
-            self._skip(name)
-        places = {name: state.place for name, state in self._states.items()}
-        fetched = self._source.fetch(places, self._config.chunk)
+        is_full = self._num_read - self._num_taken >= self._config.ahead
+        fetched = None if is_full else self._fetch()
+        self._note_found()
         if fetched is None:
-            self._note_quiet()
+            if not is_full:
+                self._note_quiet()
             return False
         self._quiet_since_s, self._idle_s = None, 0.0
         state, begin = self._states[fetched.partition], fetched.begin
@@ -197,7 +213,7 @@ class PartitionReader:
             gone = begin.record - state.place.record
             left = after(state.stretches, gone)
             state = replace(state, left_out=state.left_out + gone, stretches=left)
-        state = replace(state, place=begin, size=fetched.size)
+        state = replace(state, place=begin)
         key = f"{self._config.seed} {fetched.partition}"
         is_kept = chosen(state.stretches, begin, fetched.end - begin.record, key)
         kept = np.flatnonzero(is_kept[fetched.checked.records - begin.record])
@@ -208,6 +224,19 @@ class PartitionReader:
             self._num_read += len(kept)
         self._judge(fetched)
         return True
+
+    def _fetch(self) -> Fetched | None:
+        """The next records of which some are trained."""
+        for name in self._states:
+            self._skip(name)
+        places = {name: state.place for name, state in self._states.items()}
+        return self._source.fetch(places, self._config.chunk)
+
+    def _note_found(self) -> None:
+        for name, state in self._states.items():
+            if found := self._source.found(name, self._num_found[name]):
+                self._num_found[name] += len(found)
+                self._found.append((name, [each for each in found if each.unit >= state.place.unit]))
 
     def _note_quiet(self) -> None:
         """Count how long looks at the stream, each of which may take long, have shown nothing."""
@@ -224,9 +253,8 @@ class PartitionReader:
         if state.stretches and state.stretches[0].kept == 0:
             place, skipped = self._source.skip(partition, state.place, state.stretches[0].length)
             left = after(state.stretches, skipped)
-            size = state.size if place.unit == state.place.unit else 0
             self._states[partition] = replace(
-                state, place=place, size=size, stretches=left, left_out=state.left_out + skipped
+                state, place=place, stretches=left, left_out=state.left_out + skipped
             )
 
     def _count_unread(self) -> None:

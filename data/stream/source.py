@@ -3,7 +3,7 @@
 `FolderStream` reads files as they arrive, `KafkaStream` a topic. `StreamLoader` makes batches of either.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -23,6 +23,14 @@ class Place(NamedTuple):
 
 
 START: Final = Place()
+
+
+class FoundUnit(NamedTuple):
+    """A unit of a partition that has come."""
+
+    unit: str
+    """As in `Place`."""
+    num_records: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +56,6 @@ class Fetched:
         partition: which.
         begin: place of the first.
         end: number of the record after the last, in the same unit.
-        size: records of the unit; 0 if it has no end.
         checked: what became of them.
         arrived_s: when the first of them arrived, in seconds of Unix time.
     """
@@ -56,7 +63,6 @@ class Fetched:
     partition: str
     begin: Place
     end: int
-    size: int = 0
     checked: Checked
     arrived_s: float
 
@@ -101,12 +107,25 @@ class StreamSource(Protocol):
         """The place after the next `count` records, or after all that have come, and how many these are."""
         ...
 
-    def passed_over(self, partition: str, place: Place, *, counted: int, size: int) -> int:
+    def passed_over(self, partition: str, place: Place, *, counted: int) -> int:
         """Records that were not read and never will be: older ones that have come since the last call.
 
         In the first call also those that came while no run was reading: all older ones that are not among
-        the `counted` ones, which earlier runs have read or left out. The place's unit had `size` records (0:
-        unknown); where it has gone before all of them were read, the next ones are fetched without rows.
+        the `counted` ones, which earlier runs have read or left out.
+        """
+        ...
+
+    def found(self, partition: str, since: int) -> Sequence[FoundUnit]:
+        """Units that have come and could go again, in the order in which they were found, but `since` ones.
+
+        They are saved with positions. Kafka, which says itself what it has deleted, gives none.
+        """
+        ...
+
+    def expect(self, partition: str, units: Sequence[FoundUnit]) -> None:
+        """Take units that an earlier run has found, and not read to their ends, for found.
+
+        The records of those that have gone meanwhile are fetched without rows.
         """
         ...
 

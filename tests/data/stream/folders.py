@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import polars as pl
@@ -12,6 +13,7 @@ from data.stream.agreement import PartitionState
 from data.stream.folder import NUM_PARTITIONS, FolderStream
 from data.stream.reader import PartitionReader, ReaderConfig
 from data.stream.source import START, Place
+from data.stream.units import UnreadUnits
 from tests.data.stream.streams import MANIFEST, ids_of
 
 NOW_S = 1_000_000.0
@@ -61,7 +63,7 @@ def open_folder(
 
 def passed_over(stream: FolderStream, places: dict[str, Place], counted: dict[str, int] | None = None) -> int:
     return sum(
-        stream.passed_over(name, place, counted=1_000_000 if counted is None else counted[name], size=0)
+        stream.passed_over(name, place, counted=1_000_000 if counted is None else counted[name])
         for name, place in places.items()
     )
 
@@ -72,25 +74,42 @@ def same_partition(number: int, ending: str = "parquet") -> list[str]:
     return [each for each in names if zlib.crc32(each.encode()) % NUM_PARTITIONS == 7][:number]
 
 
+class Position(dict[str, PartitionState]):
+    """States of partitions, by their names, with the units that are not read."""
+
+    unread: Mapping[str, bytes] = {}
+
+
 def restarted(
     folder: Path,
     clock: Clock,
-    states: dict[str, PartitionState],
+    states: Mapping[str, PartitionState],
     chunk: int,
     reads: int,
     dataset: str | None = None,
     backlog: int = 0,
     pause_s: float = 0,
-) -> dict[str, PartitionState]:
+) -> Position:
     """States after a process has read some chunks from others on, of partitions of which any was counted."""
     stream, places = open_folder(folder, clock, dataset)
     left = {name: PartitionState.from_json(states.get(name, PartitionState()).to_json()) for name in places}
-    reader = PartitionReader(stream, left, ReaderConfig(ahead=100_000, chunk=chunk, backlog=backlog))
+    before = states.unread if isinstance(states, Position) else {}
+    unread = {name: UnreadUnits(before.get(name, b"")) for name in places}
+    reader = PartitionReader(
+        stream,
+        left,
+        ReaderConfig(ahead=100_000, chunk=chunk, backlog=backlog),
+        {name: unread[name].since(state.place) for name, state in left.items()},
+    )
     for _ in range(reads):
         reader.read_once()
         clock.now_s += pause_s
     stream.close()
-    return {name: state for name, state in reader._states.items() if state.counted}
+    for name, units in reader.offer(0).found.items():
+        unread[name].add(units)
+    position = Position({name: state for name, state in reader._states.items() if state.counted})
+    position.unread = {name: unread[name].encoded(state.place) for name, state in reader._states.items()}
+    return position
 
 
 def write_labels(path, num_records, label):

@@ -70,6 +70,77 @@ def test_a_file_that_goes_while_no_run_reads_is_part_of_what_the_backlog_leaves_
     assert (again.trained, again.left_out, again.bad) == (300 + 900, 700 + 100, 0), "0.9 of the limit is kept"
 
 
+@pytest.mark.parametrize("fate", ["returns", "stays away", "is replaced"])
+def test_a_part_of_the_folder_that_is_away_at_a_restart(tmp_path, clock, caplog, fate):
+    """Its files were found and not read, most not begun: they are missed like those of a living run."""
+    part, away = tmp_path / "in" / "part", tmp_path / "away"
+    for number in range(30):  # of all of which one is missed for a minute, not each
+        write(part / f"{number}.parquet", range(100 * number, 100 * number + 100), age_s=200 - number)
+    write(tmp_path / "in" / "new.parquet", range(5000, 6000), age_s=50)
+    states = restarted(tmp_path / "in", clock, {}, chunk=50, reads=7)
+    assert sum(each.trained for each in states.values()) == 350
+    part.rename(away)
+    states = restarted(tmp_path / "in", clock, states, chunk=5000, reads=10, pause_s=PATIENCE_S / 20)
+    assert sum(each.counted for each in states.values()) == 350, "newer files do not overtake them"
+    if fate == "returns":
+        away.rename(part)
+    elif fate == "is replaced":
+        write(part / "3.parquet", range(10), age_s=40)
+    states = restarted(tmp_path / "in", clock, states, chunk=5000, reads=50, pause_s=PATIENCE_S / 20)
+    trained, left_out = {
+        "returns": (4000, 0),
+        "stays away": (350 + 1000, 2650),
+        "is replaced": (350 + 1000 + 10, 2650),
+    }[fate]
+    assert sum(each.trained for each in states.values()) == trained
+    assert sum(each.left_out for each in states.values()) == left_out
+    assert "3.parquet is not there now: waiting for it, a minute at most" in caplog.text
+    if fate == "stays away":
+        away.rename(part)
+        again = restarted(tmp_path / "in", clock, states, chunk=5000, reads=5)
+        assert again == states, "what was left out is not counted twice"
+
+
+def test_a_folder_that_is_empty_at_a_restart_is_waited_for(tmp_path, clock, caplog):
+    """As a mount point is before the disk is mounted."""
+    folder = tmp_path / "in"
+    write(folder / "1.parquet", range(100))
+    states = restarted(folder, clock, {}, chunk=30, reads=1)
+    folder.rename(tmp_path / "away")
+    folder.mkdir()
+    assert restarted(folder, clock, states, chunk=30, reads=50, pause_s=PATIENCE_S) == states
+    assert "in has no files any more, and not all of them have been read: looking again" in caplog.text
+    folder.rmdir()
+    (tmp_path / "away").rename(folder)
+    (state,) = restarted(folder, clock, states, chunk=30, reads=5).values()
+    assert (state.trained, state.left_out, state.bad) == (100, 0, 0)
+
+
+@pytest.mark.parametrize("came", ["before the first listing", "after it"])
+def test_files_that_were_read_and_are_away_at_a_restart_do_not_come_late(tmp_path, clock, caplog, came):
+    first, second = same_partition(2)
+    read = write(tmp_path / first, range(100), age_s=100)
+    write(tmp_path / second, range(100, 200), age_s=90)
+    states = restarted(tmp_path, clock, {}, chunk=100, reads=2)
+    read.rename(tmp_path / "_away")
+    stream, places = open_folder(tmp_path, clock)
+    if came == "after it":
+        assert drain(stream, {name: states[name].place if name in states else START for name in places}) == (
+            [],
+            {},
+        )
+    ((name, state),) = states.items()
+    if came == "after it":
+        assert stream.passed_over(name, state.place, counted=state.counted) == 0
+    (tmp_path / "_away").rename(read)
+    clock.now_s += 2
+    assert stream.passed_over(name, state.place, counted=state.counted) == 0
+    assert "are not trained" not in caplog.text
+    write(tmp_path / same_partition(3)[2], range(200, 250), age_s=110)
+    clock.now_s += 2
+    assert stream.passed_over(name, state.place, counted=state.counted) == 50, "but others do"
+
+
 def test_a_file_that_grows_after_it_was_read_is_told(tmp_path, clock, caplog):
     write(tmp_path / "one.parquet", range(10))
     stream, places = open_folder(tmp_path, clock)
@@ -220,7 +291,8 @@ def test_a_file_that_cannot_be_read_after_a_restart_is_counted(tmp_path, clock, 
     (name,) = same_partition(1)
     write(tmp_path / name, range(700))
     states = restarted(tmp_path, clock, {}, chunk=300, reads=2)
-    monkeypatch.setattr(FileReader, "pieces", Mock(side_effect=OSError(5, "EIO")))
+    for method in ("pieces", "_group"):
+        monkeypatch.setattr(FileReader, method, Mock(side_effect=OSError(5, "EIO")))
     (state,) = restarted(tmp_path, clock, states, chunk=300, reads=10, pause_s=PATIENCE_S / 2).values()
     assert (state.trained, state.left_out, state.bad) == (600, 0, 100)
 

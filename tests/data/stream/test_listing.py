@@ -65,8 +65,9 @@ def test_a_part_of_the_folder_that_is_away_for_a_moment_loses_nothing(tmp_path, 
     (tmp_path / "away").rename(part)
     clock.now_s += PATIENCE_S
     assert drain(stream, places) == (list(range(10, 20)), {})
-    (said,) = caplog.messages
-    assert said.endswith("linked is a link to what is not there now")
+    first, second = caplog.messages
+    assert first.endswith("linked is a link to what is not there now")
+    assert second.endswith("linked/2.parquet is not there now: waiting for it, a minute at most")
 
 
 def test_a_folder_that_this_user_may_not_list_keeps_no_other_from_being_read(
