@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 
 import polars as pl
 import pytest
@@ -127,6 +128,41 @@ def test_each_record_is_trained_once(start, dataset, memory, tmp_path, request, 
     assert [window["step"] for window in windows] == [*range(10, steps, 10), steps]
     windows = [window for window in windows if window["auc"] is not None]  # the last may be of few samples
     assert sum(window["auc"] for window in windows[-5:]) > sum(window["auc"] for window in windows[:5])
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_files_that_are_away_while_workers_start_are_waited_for(start, dataset, memory, tmp_path, ending):
+    """A part of the folder, of which they see nothing, is away for longer than a stream waits to end."""
+    folder, runs, away = tmp_path / "in", tmp_path / "runs", tmp_path / "away"
+    folder.mkdir()
+    part = Folder(dataset, folder / "part")
+    part.add(10)
+    options = settings(dataset, runs, *OPTIONS, f"stream.uri={folder}", "stream.end_after_s=2")
+    environment = {"CPR_RESIDENT_ROOT": str(memory)}
+    run = start("-m", "dlrm.train", *options, ranks=2, restarts=1, environment=environment, forks=True)
+    wait_for(lambda: trained(runs) > 500, run)
+    part.uri.rename(away)
+    other = Folder(dataset, folder / "other")
+    other.add(1)
+    if ending == signal.SIGKILL:
+        killed = workers_of(run)[1]
+        killed.kill()
+        wait_for(
+            lambda: len(workers_of(run)) == 2 and killed.pid not in {each.pid for each in workers_of(run)},
+            run,
+        )
+    else:
+        run.send_signal(ending)
+        run.communicate(timeout=60)
+        run = start("-m", "dlrm.train", "--resume", only_folder(runs), ranks=2, forks=True)
+    at_least = time.monotonic() + 15
+    wait_for(lambda: time.monotonic() > at_least, run)  # fails if the run ends
+    away.rename(part.uri)
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 0, said
+    last = lines(runs, "stream")[-1]
+    assert (last["trained"], last["left_out"], last["bad"]) == (part.num_rows + other.num_rows, 0, 0)
+    assert "is not there now: waiting for it" in said
 
 
 def test_one_rank_learns_from_a_stream_what_it_learns_from_the_same_files(start, dataset, tmp_path):
