@@ -67,7 +67,7 @@ class PartitionUnits:
         return unit < self.reached and unit not in self
 
     def pass_over(self, unit: str, num_records: int) -> int:
-        """Count the records of a late unit, but for those that were read before; returns how many these are."""
+        """Count the records of a late unit, but for those that were read before; returns how many."""
         if self.begun is not None and unit < self.begun:
             read = min(self.gone, num_records)
             self.gone -= read
@@ -120,7 +120,7 @@ class PartitionUnits:
 class UnreadUnits:
     """Units that have come to a partition, from a place on, as part of a position.
 
-    So a run that goes on from there misses those that have gone, though it has never seen them.
+    By them, a run that continues at the position notices which files have gone since.
 
     Args:
         encoded: see `encoded`.
