@@ -117,7 +117,7 @@ def rent_plan(options: argparse.Namespace) -> tuple["RentPlan", list[str]]:
         _failures_of(options),
         None if options.link_gbps is None else _link(options.link_gbps),
     )
-    return plan, [str(trial) for trial in trials]
+    return plan, ["; ".join([str(trial), *run.problems]) for trial, run in zip(trials, runs, strict=True)]
 
 
 def _link(gbps: float) -> float:

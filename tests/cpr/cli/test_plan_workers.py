@@ -54,6 +54,18 @@ def test_plan_of_runs_that_reached_the_target(plan, capsys):
     assert len(about["trials"]) == len(SIZES)
 
 
+def test_damaged_lines_of_a_run_are_told(plan, runs, tmp_path, capsys):
+    cut = shutil.copytree(runs[-1], tmp_path / "cut")
+    with (cut / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    plan[plan.index(runs[-1])] = str(cut)
+    about = told(capsys, [*plan, "--samples", "1e9"])
+    assert ["lines of metrics.jsonl are damaged" in each for each in about["trials"]] == [
+        *[False] * (len(SIZES) - 1),
+        True,
+    ]
+
+
 def test_every_flag_changes_the_plan(plan, capsys):
     flags = (
         ("--target", "auc=0.6"),
