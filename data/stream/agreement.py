@@ -27,11 +27,6 @@ class PartitionState:
     bad: int = 0
     """Records that could not be read."""
 
-    @property
-    def counted(self) -> int:
-        """Records before `place`, as far as they were found."""
-        return self.trained + self.left_out + self.bad
-
     def to_json(self) -> list[object]:
         """As plain values."""
         stretches = [list(each) for each in self.stretches]
@@ -69,7 +64,7 @@ class Offer:
     states: Mapping[str, PartitionState] = field(default_factory=dict)
     """Of partitions that change by the step, after it."""
     found: Mapping[str, Sequence[FoundUnit]] = field(default_factory=dict)
-    """What has come to partitions since the offer before."""
+    """Units that have come to partitions since the offer before."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from data.jobs.location import Location
 from data.stream.files import FileReader, GoneError, Piece
 from data.stream.listing import PATIENCE_S, FolderListing, NewFile, WarnOnce
 from data.stream.records import LONGEST_REASON, RecordReader
-from data.stream.source import Checked, Fetched, FoundUnit, Place
+from data.stream.source import Checked, Fetched, FoundUnit, Known, Place
 from data.stream.units import PartitionUnits, Unit
 
 logger = logging.getLogger(__name__)
@@ -146,31 +146,15 @@ class FolderStream:
         of.reached = max(of.reached, last.unit)
         return Place(last.unit, last.record + 1), end - begin
 
-    def passed_over(self, partition: str, place: Place, *, counted: int) -> int:
-        """Records of files that have come late; see `StreamSource.passed_over`."""
-        self._list()
-        of = self._by_name[partition]
-        late, of.late = of.late, 0
-        if self._is_first or of.begun is not None:
-            return late
-        if unseen := of.resume(place, counted):
-            self._warn_once(
-                self._folder,
-                "has files that came while no run was reading, and are older than others that were read: "
-                "their records are left out, and counted so. To have such files trained, give them the "
-                "present time (`touch`)",
-            )
-        return late + unseen
-
     def found(self, partition: str, since: int) -> Sequence[FoundUnit]:
         """Pieces of files; see `StreamSource.found`."""
         return self._by_name[partition].found[since:]
 
-    def expect(self, partition: str, units: Sequence[FoundUnit]) -> None:
+    def expect(self, partition: str, place: Place, known: Known) -> None:
         """See `StreamSource.expect`; `fetch` finds out, and tells, whose file is gone."""
-        for each in units:
-            self._by_name[partition].add(*each)
-        self._listing.expect(NewFile(*Unit.of(each.unit)[:2]) for each in units)
+        self._by_name[partition].expect(place, known)
+        unread = (Unit.of(each.unit) for each in known.units if each.unit >= place.unit)
+        self._listing.expect(NewFile(*each[:2]) for each in unread)
 
     def where(self, partition: str, place: Place) -> str:
         """The file, and the row in it or in its row group; see `StreamSource.where`."""
@@ -215,11 +199,9 @@ class FolderStream:
         for number, (group, begin, num_records) in enumerate(pieces):
             unit = Unit(*file, group, begin).name
             name = self.partitions[(first + number) % NUM_PARTITIONS]
-            partition = self._by_name[name]
-            if not self._is_first and partition.is_late(unit):
-                late += partition.pass_over(unit, num_records)
+            if num_records and self._by_name[name].come(unit, num_records):
+                late += num_records
             elif num_records:
-                partition.add(unit, num_records)
                 self._added.add(file.path)
         if late:
             logger.warning(

@@ -26,7 +26,7 @@ from confluent_kafka import (
 from data.dataset import DatasetManifest
 from data.stream.backlog import shares_of
 from data.stream.messages import MessageReader
-from data.stream.source import Fetched, FoundUnit, Place
+from data.stream.source import Fetched, FoundUnit, Known, Place
 from data.stream.topic import FIXED, TopicAddress
 
 logger = logging.getLogger(__name__)
@@ -169,15 +169,11 @@ class KafkaStream:
         end = min(begin + count, of.end)
         return (Place("", end), end - begin) if end > begin else (place, 0)
 
-    def passed_over(self, partition: str, place: Place, *, counted: int) -> int:
-        """None, as offsets grow."""
-        return 0
-
     def found(self, partition: str, since: int) -> Sequence[FoundUnit]:
-        """None, as brokers tell which offsets they have deleted."""
+        """None, as offsets grow, and brokers tell which ones they have deleted."""
         return ()
 
-    def expect(self, partition: str, units: Sequence[FoundUnit]) -> None:
+    def expect(self, partition: str, place: Place, known: Known) -> None:
         """Nothing: see `found`."""
 
     def where(self, partition: str, place: Place) -> str:

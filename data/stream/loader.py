@@ -22,8 +22,8 @@ from data.loader.order import Window
 from data.stream.agreement import Offer, PartitionState, Rules, decide, limits
 from data.stream.injection import Gather, Injection
 from data.stream.reader import PartitionReader, ReaderConfig
-from data.stream.source import StreamSource
-from data.stream.units import UnreadUnits
+from data.stream.source import Known, StreamSource
+from data.stream.units import KnownUnits
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class StreamFigures:
     trained: int
     """Records so far."""
     left_out: int
-    """Records that the limit on waiting ones has left out."""
+    """Records that the limit on waiting ones has left out, or that have gone or come late."""
     bad: int
     """Records that could not be read."""
 
@@ -124,7 +124,9 @@ class StreamLoader:
             seed=config.seed,
         )
         self._states = {name: PartitionState() for name in source.partitions}
-        self._unread = {name: UnreadUnits() for name in source.partitions}
+        self._known = {name: KnownUnits() for name in source.partitions}
+        self._late = 0
+        """Records of units that came late."""
         self._assembler = Assembler(
             [feature.name for feature in manifest.features], config.batch_size, pin_memory=False
         )
@@ -204,7 +206,7 @@ class StreamLoader:
             waiting=0 if last is None or self.epoch else last.waiting,
             lag_s=0.0 if last is None or self.epoch else last.lag_s,
             trained=sum(each.trained for each in states),
-            left_out=sum(each.left_out for each in states),
+            left_out=self._late + sum(each.left_out for each in states),
             bad=sum(each.bad for each in states),
         )
 
@@ -215,12 +217,13 @@ class StreamLoader:
     def state_dict(self) -> dict[str, Any]:
         """Position after the last yielded batch, equal on all ranks: plain values, and units as bytes."""
         states = sorted(self._states.items())
-        unread = {name: self._unread[name].encoded(state.place) for name, state in states}
+        known = {name: self._known[name].encoded(state.place) for name, state in states}
         return {
             "version": STATE_VERSION,
             "stream": self._source.identity,
             "partitions": {name: state.to_json() for name, state in states},
-            "unread": {name: encoded for name, encoded in unread.items() if encoded},
+            "known": {name: encoded for name, encoded in known.items() if encoded},
+            "late": self._late,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -242,8 +245,13 @@ class StreamLoader:
         self._stop()
         saved = {name: PartitionState.from_json(each) for name, each in state["partitions"].items()}
         self._states = {name: saved.get(name, PartitionState()) for name in self._source.partitions}
-        unread = state.get("unread", {})  # positions of earlier versions lack it
-        self._unread = {name: UnreadUnits(unread.get(name, b"")) for name in self._source.partitions}
+        self._late = state.get("late", 0)
+        if "known" in state:
+            self._known = {name: KnownUnits() for name in self._source.partitions}
+            self._known |= {name: KnownUnits.decoded(each) for name, each in state["known"].items()}
+        else:  # of an earlier version: what is older than the place counts as read
+            since = {name: each.place.unit for name, each in self._states.items()}
+            self._known = {name: KnownUnits(Known(since=unit)) for name, unit in since.items()}
         self._is_over = False
 
     def close(self) -> None:
@@ -257,8 +265,8 @@ class StreamLoader:
         self._limits = [0] * self._world_size
         own = self._source.partitions[self._rank :: self._world_size]
         states = {name: self._states[name] for name in own}
-        unread = {name: self._unread[name].since(state.place) for name, state in states.items()}
-        self._reader = PartitionReader(self._source, states, self._reading, unread)
+        known = {name: self._known[name].known for name in own}
+        self._reader = PartitionReader(self._source, states, self._reading, known)
         self._reader.start()
 
     def _check_trained(self) -> None:
@@ -289,7 +297,8 @@ class StreamLoader:
         for offer in offers:
             states |= offer.states
             for name, units in offer.found.items():
-                self._unread[name].add(units)
+                self._known[name].add(units)
+                self._late += sum(each.num_records for each in units if each.is_late)
         if self._is_over:  # batches that were agreed on before may still have to be trained
             self._at_end = states
         if decision != "train":

@@ -17,7 +17,7 @@ from data.loader.background import Background
 from data.loader.columns import Rows
 from data.stream.agreement import Offer, PartitionState
 from data.stream.backlog import POLICIES, after, chosen, num_kept, shares_of
-from data.stream.source import Fetched, FoundUnit, Place, StreamSource
+from data.stream.source import Fetched, FoundUnit, Known, Place, StreamSource
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class PartitionReader:
         source: the stream.
         states: of the partitions to read.
         config: how much.
-        unread: units that have come to the partitions, from their places on, as far as is known.
+        known: what has come to the partitions.
     """
 
     def __init__(
@@ -99,12 +99,13 @@ class PartitionReader:
         source: StreamSource,
         states: Mapping[str, PartitionState],
         config: ReaderConfig,
-        unread: Mapping[str, Sequence[FoundUnit]],
+        known: Mapping[str, Known],
     ) -> None:
         self._source, self._config = source, config
         self._states = dict(states)
         """After all that was read; the thread's own."""
-        self._expected = unread
+        self._known = {name: set(each.units) for name, each in known.items()}
+        self._expected = known
         """What the source is not told yet."""
         self._num_found = dict.fromkeys(states, 0)
         self._found: deque[tuple[str, Sequence[FoundUnit]]] = deque()
@@ -192,12 +193,9 @@ class PartitionReader:
 
     def read_once(self) -> bool:
         """Read one chunk if there is room; whether any records had come. The thread does nothing else."""
-        for name, units in self._expected.items():
-            self._source.expect(name, units)
+        for name, known in self._expected.items():
+            self._source.expect(name, self._states[name].place, known)
         self._expected = {}
-        for name, state in self._states.items():
-            if late := self._source.passed_over(name, state.place, counted=state.counted):
-                self._states[name] = replace(state, left_out=state.left_out + late)
         self._count_unread()
         self._has_looked = True
         is_full = self._num_read - self._num_taken >= self._config.ahead
@@ -233,10 +231,10 @@ class PartitionReader:
         return self._source.fetch(places, self._config.chunk)
 
     def _note_found(self) -> None:
-        for name, state in self._states.items():
+        for name, known in self._known.items():
             if found := self._source.found(name, self._num_found[name]):
                 self._num_found[name] += len(found)
-                self._found.append((name, [each for each in found if each.unit >= state.place.unit]))
+                self._found.append((name, [each for each in found if each not in known]))
 
     def _note_quiet(self) -> None:
         """Count how long looks at the stream, each of which may take long, have shown nothing."""

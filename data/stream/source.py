@@ -31,6 +31,17 @@ class FoundUnit(NamedTuple):
     unit: str
     """As in `Place`."""
     num_records: int
+    is_late: bool = False
+    """Whether it is older than others that were read already: it is never read."""
+
+
+class Known(NamedTuple):
+    """Units that are known to have come to a partition."""
+
+    units: Sequence[FoundUnit] = ()
+    """In order."""
+    since: str = ""
+    """All units before this one have come earlier, also those that are not among `units`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,25 +118,17 @@ class StreamSource(Protocol):
         """The place after the next `count` records, or after all that have come, and how many these are."""
         ...
 
-    def passed_over(self, partition: str, place: Place, *, counted: int) -> int:
-        """Records that were not read and never will be: older ones that have come since the last call.
-
-        In the first call also those that came while no run was reading: all older ones that are not among
-        the `counted` ones, which earlier runs have read or left out.
-        """
-        ...
-
     def found(self, partition: str, since: int) -> Sequence[FoundUnit]:
-        """Units that have come and could go again, in the order in which they were found, but `since` ones.
+        """Units in the order in which they were found, but the first `since` ones; part of positions.
 
-        They are saved with positions. Kafka, which says itself what it has deleted, gives none.
+        None of Kafka, where nothing comes late, and which tells what it has deleted.
         """
         ...
 
-    def expect(self, partition: str, units: Sequence[FoundUnit]) -> None:
-        """Take units that an earlier run has found, and not read to their ends, for found.
+    def expect(self, partition: str, place: Place, known: Known) -> None:
+        """Continue at a place, where an earlier run has found what is `known`.
 
-        The records of those that have gone meanwhile are fetched without rows.
+        The records of known units that have gone are fetched without rows. Others before the place are late.
         """
         ...
 

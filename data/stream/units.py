@@ -5,9 +5,13 @@ import zlib
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
-from data.stream.source import FoundUnit, Place
+from data.stream.source import FoundUnit, Known, Place
+
+KEPT: Final = 4096
+"""Units of a partition that a position keeps of those that were read."""
+NOTHING: Final = Known()
 
 
 class Unit(NamedTuple):
@@ -44,39 +48,39 @@ class PartitionUnits:
     ends: list[int] = field(default_factory=list)
     """Records of all units up to each."""
     found: list[FoundUnit] = field(default_factory=list)
-    """What was added, in that order."""
+    """All that have come, in that order, with late ones."""
+    late: set[str] = field(default_factory=set)
+    """Those that are never read, as they came after later ones were read."""
+    since: str = ""
+    """All units before this one have come earlier."""
     reached: str = ""
     """The unit that was read last."""
-    late: int = 0
-    """Records of units that came after later ones were read, until they are asked for."""
-    begun: str | None = None
-    """The unit at which reading began, once that is known."""
-    gone: int = 0
-    """Records that were read before reading began here, and were not there then."""
 
-    def resume(self, place: Place, counted: int) -> int:
-        """Note where reading begins; returns how many records before it are not among `counted` ones."""
-        self.begun = place.unit
-        self.reached = max(self.reached, place.unit)
-        more = self.before(place) - counted
-        self.gone = max(0, -more)
-        return max(0, more)
+    def expect(self, place: Place, known: Known) -> None:
+        """Continue at a place, with what is known to have come."""
+        self.since, self.reached = known.since, max(self.reached, place.unit)
+        for each in known.units:
+            self._add(each)
 
-    def is_late(self, unit: str) -> bool:
-        """Whether a unit that has just come is older than the one that was read last."""
-        return unit < self.reached and unit not in self
+    def come(self, unit: str, num_records: int) -> bool:
+        """Note that a unit is there; if it has come earlier, it has at least so many records.
 
-    def pass_over(self, unit: str, num_records: int) -> int:
-        """Count the records of a late unit, but for those that were read before; returns how many."""
-        if self.begun is not None and unit < self.begun:
-            read = min(self.gone, num_records)
-            self.gone -= read
-            num_records -= read
-        self.late += num_records
-        return num_records
+        Returns:
+            Whether it is late, which is told once.
+        """
+        if unit in self.late:
+            return False
+        at = bisect_left(self.units, unit)
+        is_late = self.since <= unit < self.reached and self.units[at : at + 1] != [unit]
+        self._add(FoundUnit(unit, num_records, is_late))
+        return is_late
 
-    def add(self, unit: str, num_records: int) -> None:
-        """Add a unit at its place in the order; if it is there, it has at least so many records."""
+    def _add(self, found: FoundUnit) -> None:
+        unit, num_records, is_late = found
+        if is_late:
+            self.late.add(unit)
+            self.found.append(found)
+            return
         at = bisect_left(self.units, unit)
         begin = self.ends[at - 1] if at else 0
         if self.units[at : at + 1] != [unit]:
@@ -84,12 +88,7 @@ class PartitionUnits:
             self.ends.insert(at, begin)
         if (more := begin + num_records - self.ends[at]) > 0:
             self.ends[at:] = [end + more for end in self.ends[at:]]
-            self.found.append(FoundUnit(unit, num_records))
-
-    def __contains__(self, unit: str) -> bool:
-        """Whether a unit was added."""
-        at = bisect_left(self.units, unit)
-        return self.units[at : at + 1] == [unit]
+            self.found.append(found)
 
     def before(self, place: Place) -> int:
         """Records before a place."""
@@ -117,41 +116,46 @@ class PartitionUnits:
         return self.ends[-1] if self.ends else 0
 
 
-class UnreadUnits:
-    """Units that have come to a partition, from a place on, as part of a position.
+class KnownUnits:
+    """Units that have come to a partition, as part of a position.
 
-    By them, a run that continues at the position notices which files have gone since.
+    By them, a run that continues at the position notices which files have gone since, and which come late.
 
     Args:
-        encoded: see `encoded`.
+        known: what has come before.
     """
 
-    def __init__(self, encoded: bytes = b"") -> None:
-        text = zlib.decompress(encoded) if encoded else b"[]"
-        self._units = [FoundUnit(*each) for each in json.loads(text)]
-        self._encoded, self._num_encoded, self._is_new = encoded, len(self._units), False
+    def __init__(self, known: Known = NOTHING) -> None:
+        self._units, self._since = list(known.units), known.since
+        self._encoded: bytes | None = None
+
+    @classmethod
+    def decoded(cls, encoded: bytes) -> Self:
+        """From what `encoded` gave."""
+        since, units = json.loads(zlib.decompress(encoded))
+        return cls(Known([FoundUnit(*each) for each in units], since))
+
+    @property
+    def known(self) -> Known:
+        """What has come."""
+        return Known(tuple(self._units), self._since)
 
     def add(self, found: Iterable[FoundUnit]) -> None:
         """Add units; one may come again if more records were found in it."""
         for each in found:
             insort(self._units, each)
-            self._is_new = True
-
-    def since(self, place: Place) -> list[FoundUnit]:
-        """Units from that of `place` on."""
-        return self._units[self._begin(place) :]
+            self._encoded = None
 
     def encoded(self, place: Place) -> bytes:
-        """Units from that of `place` on, and some before it; empty without any.
+        """What has come, without all but the newest `KEPT` ones that were read; empty for nothing.
 
-        Positions are saved at each step, and the same bytes cost nothing there: units that were read stay in
-        them as long as they are fewer than those that were not.
+        Positions are saved at each step, where the same bytes cost nothing.
         """
-        if self._is_new or 2 * (len(self._units) - self._begin(place)) <= self._num_encoded:
-            self._units = self.since(place)
-            self._encoded = zlib.compress(json.dumps(self._units).encode(), 1) if self._units else b""
-            self._num_encoded, self._is_new = len(self._units), False
+        if self._encoded is None:
+            num_read = bisect_left(self._units, (place.unit,))
+            if num_read > KEPT:
+                self._since = self._units[num_read - KEPT].unit
+                del self._units[: num_read - KEPT]
+            text = json.dumps([self._since, self._units]).encode()
+            self._encoded = zlib.compress(text, 1) if self._units or self._since else b""
         return self._encoded
-
-    def _begin(self, place: Place) -> int:
-        return bisect_left(self._units, (place.unit,))

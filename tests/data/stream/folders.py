@@ -13,7 +13,7 @@ from data.stream.agreement import PartitionState
 from data.stream.folder import NUM_PARTITIONS, FolderStream
 from data.stream.reader import PartitionReader, ReaderConfig
 from data.stream.source import START, Place
-from data.stream.units import UnreadUnits
+from data.stream.units import KnownUnits
 from tests.data.stream.streams import MANIFEST, ids_of
 
 NOW_S = 1_000_000.0
@@ -61,10 +61,10 @@ def open_folder(
     return stream, dict.fromkeys(stream.partitions, START)
 
 
-def passed_over(stream: FolderStream, places: dict[str, Place], counted: dict[str, int] | None = None) -> int:
+def late_records(stream: FolderStream) -> int:
+    """Records of all files so far that came late."""
     return sum(
-        stream.passed_over(name, place, counted=1_000_000 if counted is None else counted[name])
-        for name, place in places.items()
+        each.num_records for name in stream.partitions for each in stream.found(name, 0) if each.is_late
     )
 
 
@@ -75,9 +75,10 @@ def same_partition(number: int, ending: str = "parquet") -> list[str]:
 
 
 class Position(dict[str, PartitionState]):
-    """States of partitions, by their names, with the units that are not read."""
+    """States of partitions, by their names, with what is known to have come."""
 
-    unread: Mapping[str, bytes] = {}
+    known: Mapping[str, bytes] = {}
+    late = 0
 
 
 def restarted(
@@ -93,22 +94,25 @@ def restarted(
     """States after a process has read some chunks from others on, of partitions of which any was counted."""
     stream, places = open_folder(folder, clock, dataset)
     left = {name: PartitionState.from_json(states.get(name, PartitionState()).to_json()) for name in places}
-    before = states.unread if isinstance(states, Position) else {}
-    unread = {name: UnreadUnits(before.get(name, b"")) for name in places}
+    before = states if isinstance(states, Position) else Position()
+    known = {name: KnownUnits() for name in places}
+    known |= {name: KnownUnits.decoded(each) for name, each in before.known.items() if each}
     reader = PartitionReader(
         stream,
         left,
         ReaderConfig(ahead=100_000, chunk=chunk, backlog=backlog),
-        {name: unread[name].since(state.place) for name, state in left.items()},
+        {name: each.known for name, each in known.items()},
     )
     for _ in range(reads):
         reader.read_once()
         clock.now_s += pause_s
     stream.close()
+    position = Position({name: state for name, state in reader._states.items() if state.place != START})
+    position.late = before.late
     for name, units in reader.offer(0).found.items():
-        unread[name].add(units)
-    position = Position({name: state for name, state in reader._states.items() if state.counted})
-    position.unread = {name: unread[name].encoded(state.place) for name, state in reader._states.items()}
+        known[name].add(units)
+        position.late += sum(each.num_records for each in units if each.is_late)
+    position.known = {name: known[name].encoded(state.place) for name, state in reader._states.items()}
     return position
 
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from data.stream.agreement import Offer, PartitionState, Rules, decide, limits
 from data.stream.reader import PartitionReader, ReaderConfig
 from data.stream.source import StreamSource
-from data.stream.units import UnreadUnits
+from data.stream.units import KnownUnits
 from tests.data.stream.streams import ids_of
 
 MOST_RANKS = 5
@@ -19,7 +19,8 @@ MOST_RANKS = 5
 @dataclass
 class Saved:
     states: dict[str, PartitionState]
-    unread: dict[str, bytes]
+    known: dict[str, bytes] = field(default_factory=dict)
+    late: int = 0
     trained: list[int] = field(default_factory=list)
 
 
@@ -33,9 +34,10 @@ class RankHistories(RuleBasedStateMachine):
         """Start with one rank; for subclasses to call."""
         self.names, self.rules, self.config = names, rules, config
         self.states = {name: PartitionState() for name in names}
-        self.unread = {name: UnreadUnits() for name in names}
+        self.known = {name: KnownUnits() for name in names}
+        self.late = 0
         self.trained: list[int] = []
-        self.saves = [Saved(dict(self.states), {})]
+        self.saves = [Saved(dict(self.states))]
         self.start(1)
 
     def open_stream(self) -> StreamSource:
@@ -46,8 +48,8 @@ class RankHistories(RuleBasedStateMachine):
         self.readers = []
         for rank in range(world_size):
             states = {name: self.states[name] for name in self.names[rank::world_size]}
-            unread = {name: self.unread[name].since(state.place) for name, state in states.items()}
-            self.readers.append(PartitionReader(self.open_stream(), states, self.config, unread))
+            known = {name: self.known[name].known for name in states}
+            self.readers.append(PartitionReader(self.open_stream(), states, self.config, known))
         self.limits = [0] * world_size
 
     @rule(rank=st.integers(0, MOST_RANKS - 1), times=st.integers(1, 5))
@@ -80,13 +82,14 @@ class RankHistories(RuleBasedStateMachine):
         """Note what the offers of all ranks tell."""
         for offer in offers:
             for name, units in offer.found.items():
-                self.unread[name].add(units)
+                self.known[name].add(units)
+                self.late += sum(each.num_records for each in units if each.is_late)
 
     @rule()
     def save(self) -> None:
         loaded = {name: PartitionState.from_json(each.to_json()) for name, each in self.states.items()}
-        unread = {name: self.unread[name].encoded(state.place) for name, state in loaded.items()}
-        self.saves.append(Saved(loaded, unread, list(self.trained)))
+        known = {name: self.known[name].encoded(state.place) for name, state in loaded.items()}
+        self.saves.append(Saved(loaded, known, self.late, list(self.trained)))
 
     @rule(world_size=st.integers(1, MOST_RANKS), age=st.integers(0, 2))
     def die(self, world_size: int, age: int) -> None:
@@ -94,8 +97,9 @@ class RankHistories(RuleBasedStateMachine):
         self.start(world_size)
 
     def go_back(self, saved: Saved) -> None:
-        self.states, self.trained = dict(saved.states), list(saved.trained)
-        self.unread = {name: UnreadUnits(saved.unread.get(name, b"")) for name in self.names}
+        self.states, self.late, self.trained = dict(saved.states), saved.late, list(saved.trained)
+        self.known = {name: KnownUnits() for name in self.names}
+        self.known |= {name: KnownUnits.decoded(each) for name, each in saved.known.items() if each}
 
     @rule(world_size=st.integers(1, MOST_RANKS))
     def die_at_once(self, world_size: int) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from data.dataset import DatasetManifest, Feature
 from data.loader.columns import Column, Rows
 from data.stream.backlog import shares_of
-from data.stream.source import Checked, Fetched, FoundUnit, Place
+from data.stream.source import Checked, Fetched, FoundUnit, Known, Place
 
 MANIFEST = DatasetManifest(features=(Feature(name="item", rows=1 << 40),), parts=(), dense=("price",))
 
@@ -73,14 +73,11 @@ class MemoryStream:
         end = min(begin + count, self.lengths[partition])
         return (self.place(end) if end > begin else place), end - begin
 
-    def passed_over(self, partition: str, place: Place, *, counted: int) -> int:
-        return 0
-
     def found(self, partition: str, since: int) -> Sequence[FoundUnit]:
         return ()
 
-    def expect(self, partition: str, units: Sequence[FoundUnit]) -> None:
-        assert not units
+    def expect(self, partition: str, place: Place, known: Known) -> None:
+        assert not known.units
 
     def where(self, partition: str, place: Place) -> str:
         return f"{partition}, record {place.record}"
