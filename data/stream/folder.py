@@ -69,7 +69,8 @@ class FolderStream:
         self.partitions = tuple(f"{number:02d}" for number in range(NUM_PARTITIONS))
         self.identity = f"folder {without_password(uri).rstrip('/').rpartition('/')[2]}"
         self._by_name = {name: PartitionUnits() for name in self.partitions}
-        self._added: set[str] = set()
+        self._written_ns: dict[str, int] = {}
+        """Newest times of files that have come, by their paths."""
         self._unreadable: dict[str, str] = {}
         """Why files are left out, by the units of one bad record that stand for them."""
         self._is_first = True
@@ -153,8 +154,9 @@ class FolderStream:
     def expect(self, partition: str, place: Place, known: Known) -> None:
         """See `StreamSource.expect`; `fetch` finds out, and tells, whose file is gone."""
         self._by_name[partition].expect(place, known)
-        unread = (Unit.of(each.unit) for each in known.units if each.unit >= place.unit)
-        self._listing.expect(NewFile(*each[:2]) for each in unread)
+        units = [Unit.of(each.unit) for each in known.units if not each.is_late]  # by their times
+        self._written_ns |= {unit.path: unit.written_ns for unit in units}
+        self._listing.expect(NewFile(*unit[:2]) for unit in units if unit.name >= place.unit)
 
     def where(self, partition: str, place: Place) -> str:
         """The file, and the row in it or in its row group; see `StreamSource.where`."""
@@ -189,26 +191,25 @@ class FolderStream:
     def _add(self, file: NewFile, pieces: Iterable[Piece]) -> None:
         """Add a file's units to their partitions."""
         place = self._folder / file.path
-        if file.path in self._added:
-            logger.warning(
-                "%s has changed since it was found: all its records count as new. Write files under a name "
-                "that ends in .tmp, and rename them when they are whole",
+        if self._written_ns.get(file.path, file.written_ns) != file.written_ns:
+            self._warn_once(
                 place,
+                "has changed since it was found: all its records count as new. Write files under a name "
+                "that ends in .tmp, and rename them when they are whole",
             )
-        first, late = zlib.crc32(file.path.encode()), 0
+        first, is_late = zlib.crc32(file.path.encode()), False
         for number, (group, begin, num_records) in enumerate(pieces):
             unit = Unit(*file, group, begin).name
             name = self.partitions[(first + number) % NUM_PARTITIONS]
             if num_records and self._by_name[name].come(unit, num_records):
-                late += num_records
+                is_late = True
             elif num_records:
-                self._added.add(file.path)
-        if late:
-            logger.warning(
-                "%s: %s records are not trained, as the file is older than others that were read already; to "
-                "have them trained, give it the present time (`touch`)",
+                self._written_ns[file.path] = file.written_ns
+        if is_late:
+            self._warn_once(
                 place,
-                f"{late:,}",
+                "is older than files that were read already: some or all of its records are not trained, and "
+                "count as left out. To have them trained, give it the present time (`touch`)",
             )
 
     def _read(self, place: Place, end: int) -> tuple[Checked, int]:

@@ -20,6 +20,8 @@ written before it."""
 LIST_EVERY_S: Final = 1.0
 LISTING_SHARE: Final = 0.1
 """Largest share of the time in which a folder is listed, which takes seconds with many files."""
+FIRST: Final = 10
+"""Warnings alike of which each is logged."""
 PATIENCE_S: Final = 60.0
 """Time for which a file or a folder that cannot be read is tried again."""
 
@@ -34,17 +36,21 @@ class NewFile(NamedTuple):
 
 
 class WarnOnce:
-    """Logs a warning about a file or folder, if it has not been logged before."""
+    """Logs a warning about a file once, and of many alike the first ten, the hundredth and so on."""
 
     def __init__(self) -> None:
-        self._logged: set[str] = set()
+        self._places: dict[str, set[str]] = {}
+        """By what is wrong."""
 
     def __call__(self, place: Location, what: str) -> None:
         """Log `place` and `what` is wrong with it."""
-        message = f"{place} {what}"
-        if message not in self._logged:
-            self._logged.add(message)
-            logger.warning("%s", message)
+        alike = self._places.setdefault(what, set())
+        if str(place) in alike:
+            return
+        alike.add(str(place))
+        if len(alike) <= FIRST or str(len(alike)).strip("0") == "1":
+            more = f" (one of {len(alike):,} alike so far)" if len(alike) >= FIRST else ""
+            logger.warning("%s %s%s", place, what, more)
 
 
 class FolderListing:
@@ -166,7 +172,9 @@ class FolderListing:
                     ):
                         yield NewFile(entry.stat().st_mtime_ns, path)
                     elif entry.is_symlink() and not entry.is_file():
-                        self._warn_once(self._folder / path, "is a link to what is not there now")
+                        self._warn_once(
+                            self._folder / path, "is a link to what is not there now, and is read when it is"
+                        )
                 except OSError:
                     continue  # it was deleted just now, or is a link to itself
 

@@ -116,7 +116,7 @@ class Recovery:
     step: int
     """Training steps done at the start."""
     interrupted: bool = False
-    """Whether the next step had begun to change rows: its batch is skipped."""
+    """Whether the next step had begun to change rows: its batch is half applied."""
     dead: tuple[Ending, ...] = ()
     """Workers of the previous generation: first those that were killed or lost their memory, by rank."""
     sources: tuple[RowOrigin, ...] = ()
@@ -182,7 +182,7 @@ class Recovery:
             if self.mirror_rounded:
                 lines.append(f"  of the rows in mirrors, {self.mirror_rounded:,} were rounded as yet")
             if self.interrupted:
-                lines.append(f"  step {self.step + 1} was interrupted: its batch is skipped")
+                lines.append(f"  step {self.step + 1} was interrupted: its batch is half applied")
         if self.kind in {*LIVE, "full"} or self.pls_added != 0:
             lines.append(f"  PLS: {_pls_text(self.pls_added)} added, {_pls_text(self.pls_total)} in total")
             if self.pls_expected is not None:

@@ -54,7 +54,7 @@ def test_a_file_that_goes_while_no_run_reads_is_told_and_its_rest_counted_once(
     assert sum(each.trained for each in again.values()) == num_trained + new
     assert sum(each.bad for each in again.values()) == 0
     assert caplog.text.count(f"cut.{ending} was deleted, renamed or replaced before all of it was read") == 1
-    assert "whole" not in caplog.text
+    assert f"whole.{ending}" not in caplog.text
     assert restarted(folder, clock, again, chunk=5000, reads=5, dataset=dataset) == again, "once"
 
 
@@ -129,7 +129,22 @@ def test_files_that_were_read_and_are_away_at_a_restart_do_not_come_late(tmp_pat
     again = restarted(tmp_path, clock, states, chunk=100, reads=3)
     assert (again, again.late) == (states, 50)
     assert first not in caplog.text
-    assert f"{third}: 50 records are not trained" in caplog.text
+    assert f"{third} is older than files that were read already" in caplog.text
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_file_that_was_read_and_has_a_new_time_at_a_restart_is_told(tmp_path, clock, caplog, is_late):
+    first, second = same_partition(2)
+    write(tmp_path / first, range(100), age_s=100)
+    states = restarted(tmp_path, clock, {}, chunk=100, reads=2)
+    if is_late:
+        write(tmp_path / second, range(100, 150), age_s=110)
+        states = restarted(tmp_path, clock, states, chunk=100, reads=3)
+    touched = tmp_path / (second if is_late else first)
+    os.utime(touched, (NOW_S - 50, NOW_S - 50))
+    (again,) = restarted(tmp_path, clock, states, chunk=100, reads=3).values()
+    assert again.trained == (150 if is_late else 200)
+    assert ("has changed since it was found: all its records count as new" in caplog.text) != is_late
 
 
 def test_a_file_that_grows_after_it_was_read_is_told(tmp_path, clock, caplog):

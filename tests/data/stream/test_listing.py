@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from data.stream.listing import PATIENCE_S, SETTLE_S
+from data.jobs.location import Location
+from data.stream.listing import PATIENCE_S, SETTLE_S, WarnOnce
 from data.stream.source import Place
 from tests.data.stream.folders import drain, open_folder, write
 
@@ -66,7 +67,7 @@ def test_a_part_of_the_folder_that_is_away_for_a_moment_loses_nothing(tmp_path, 
     clock.now_s += PATIENCE_S
     assert drain(stream, places) == (list(range(10, 20)), {})
     first, second = caplog.messages
-    assert first.endswith("linked is a link to what is not there now")
+    assert first.endswith("linked is a link to what is not there now, and is read when it is")
     assert second.endswith("linked/2.parquet is not there now: waiting for it, a minute at most")
 
 
@@ -128,6 +129,20 @@ def test_links_to_files_of_the_folder_are_not_read_twice_and_others_are(tmp_path
         clock.now_s += 2
         assert drain(stream, places) == ([], {})
     assert caplog.text.count("in has links to what is in it, which is read once, under its own name") == 1
+
+
+def test_of_many_warnings_alike_some_are_logged(caplog):
+    warn = WarnOnce()
+    for number in range(150):
+        for _ in range(2):
+            warn(Location.of(f"in/{number}"), "is odd")
+    said = [message.split(" is odd") for message in caplog.messages]
+    assert [place for place, _ in said] == [f"in/{number}" for number in [*range(10), 99]]
+    assert [more for _, more in said] == [
+        *[""] * 9,
+        " (one of 10 alike so far)",
+        " (one of 100 alike so far)",
+    ]
 
 
 def test_a_name_that_is_no_text_is_told_and_passed_over(tmp_path, clock, caplog):

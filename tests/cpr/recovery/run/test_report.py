@@ -41,7 +41,7 @@ def test_it_tells_who_died_where_rows_came_from_and_what_it_cost():
         "  not used: segment x: is open to other users",
         "  rows: ebc.a: 1,000 in place, 8 from the mirror of step 1199, 24 from the save of step 1000",
         "  of the rows in mirrors, 3 were rounded as yet",
-        "  step 1201 was interrupted: its batch is skipped",
+        "  step 1201 was interrupted: its batch is half applied",
         "  PLS: 0.001000 added, 0.003500 in total",
         "  seconds: detect 0.25, build 1.50; together 1.75",
     ]
