@@ -528,7 +528,9 @@ class RecoveryConfig:
     """
 
     enabled: bool = True
-    """Surviving workers keep their tables. `false`: all go back to the newest checkpoint."""
+    """Surviving workers keep their tables. `false`: all go back to the newest checkpoint; without
+    `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` (which `cpr run` sets), workers that torchrun restarts then often
+    fail to connect, as they find addresses of those before."""
     max_lost_share: float = 0.75
     """Largest share of the tables that may come from the checkpoint while the rest is kept. If more is lost,
     all workers go back to the checkpoint."""
