@@ -154,8 +154,9 @@ class FolderStream:
     def expect(self, partition: str, place: Place, known: Known) -> None:
         """See `StreamSource.expect`; `fetch` finds out, and tells, whose file is gone."""
         self._by_name[partition].expect(place, known)
-        units = [Unit.of(each.unit) for each in known.units if not each.is_late]  # by their times
-        self._written_ns |= {unit.path: unit.written_ns for unit in units}
+        units = [Unit.of(each.unit) for each in known.units if not each.is_late]
+        for unit in units:  # other partitions may know other times of a file
+            self._written_ns[unit.path] = max(unit.written_ns, self._written_ns.get(unit.path, 0))
         self._listing.expect(NewFile(*unit[:2]) for unit in units if unit.name >= place.unit)
 
     def where(self, partition: str, place: Place) -> str:
@@ -199,11 +200,12 @@ class FolderStream:
             )
         first, is_late = zlib.crc32(file.path.encode()), False
         for number, (group, begin, num_records) in enumerate(pieces):
-            unit = Unit(*file, group, begin).name
+            if not num_records:
+                continue
             name = self.partitions[(first + number) % NUM_PARTITIONS]
-            if num_records and self._by_name[name].come(unit, num_records):
+            if self._by_name[name].come(Unit(*file, group, begin).name, num_records):
                 is_late = True
-            elif num_records:
+            else:
                 self._written_ns[file.path] = file.written_ns
         if is_late:
             self._warn_once(

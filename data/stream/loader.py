@@ -1,7 +1,6 @@
 """The data loader of a stream: batches of what has come to each rank, with an exact position."""
 
 import logging
-import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -9,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
 from data.batch import Batch
 from data.dataset import DatasetManifest
@@ -19,9 +16,10 @@ from data.loader.background import FeedClosedError
 from data.loader.columns import Column, Rows
 from data.loader.loader import LoaderConfig
 from data.loader.order import Window
-from data.stream.agreement import Offer, PartitionState, Rules, decide, limits
-from data.stream.injection import Gather, Injection
+from data.stream.agreement import PartitionState, Rules, decide, limits
+from data.stream.injection import Injection
 from data.stream.reader import PartitionReader, ReaderConfig
+from data.stream.sharing import Share
 from data.stream.source import Known, StreamSource
 from data.stream.units import KnownUnits
 
@@ -32,14 +30,8 @@ AHEAD_STEPS: Final = 2
 """Global batches that a rank reads ahead: it may have to train all records of a step."""
 WAITS_S: Final = (0.002, 0.05)
 """Pauses between attempts to agree on a step, the first and the longest; each is twice the one before."""
-MESSAGE_BYTES: Final = 4096
-HEADER_BYTES: Final = 8
-"""Of a message that a rank shares: its length, in a buffer that is as long on all ranks."""
 QUIET_S: Final = 60.0
 """Seconds without a step after which that is logged."""
-
-Share = Callable[[Offer], Sequence[Offer]]
-"""Gives the offers of all ranks, by rank; all ranks call it together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,37 +330,3 @@ class StreamLoader:
                 Column(none.astype(np.float32), offsets) if feature.weights else None for feature in features
             ),
         )
-
-
-def gather_by(world_size: int) -> Gather:
-    """Gather objects by `torch.distributed` on the CPU."""
-
-    def gather(given: Any) -> Sequence[Any]:
-        found: list[Any] = [None] * world_size
-        dist.all_gather_object(found, given)
-        return found
-
-    return gather
-
-
-def share_by(world_size: int) -> Share:
-    """Share offers by `torch.distributed` on the CPU, in one small collective unless they are large."""
-    gather = gather_by(world_size)
-
-    def share(offer: Offer) -> Sequence[Offer]:
-        if world_size == 1:
-            return [offer]
-        message = pickle.dumps(offer)
-        own = np.zeros(MESSAGE_BYTES, np.uint8)
-        own[:HEADER_BYTES] = np.frombuffer(len(message).to_bytes(HEADER_BYTES, "little"), np.uint8)
-        if len(message) <= MESSAGE_BYTES - HEADER_BYTES:
-            own[HEADER_BYTES : HEADER_BYTES + len(message)] = np.frombuffer(message, np.uint8)
-        found = torch.empty(world_size, MESSAGE_BYTES, dtype=torch.uint8)
-        dist.all_gather(list(found), torch.from_numpy(own))
-        buffers = [each.tobytes() for each in found.numpy()]
-        ends = [HEADER_BYTES + int.from_bytes(each[:HEADER_BYTES], "little") for each in buffers]
-        if max(ends) <= MESSAGE_BYTES:
-            return [pickle.loads(each[HEADER_BYTES:end]) for each, end in zip(buffers, ends, strict=True)]
-        return gather(offer)
-
-    return share

@@ -48,11 +48,11 @@ class PartitionUnits:
     ends: list[int] = field(default_factory=list)
     """Records of all units up to each."""
     found: list[FoundUnit] = field(default_factory=list)
-    """All that have come, in that order, with late ones."""
+    """Those from `since` on that have come, in that order, with late ones."""
     late: set[str] = field(default_factory=set)
     """Those that are never read, as they came after later ones were read."""
     since: str = ""
-    """All units before this one have come earlier."""
+    """All units before this one were read by earlier runs."""
     reached: str = ""
     """The unit that was read last."""
 
@@ -61,26 +61,29 @@ class PartitionUnits:
         self.since, self.reached = known.since, max(self.reached, place.unit)
         for each in known.units:
             self._add(each)
+        self.found += known.units
 
     def come(self, unit: str, num_records: int) -> bool:
         """Note that a unit is there; if it has come earlier, it has at least so many records.
 
         Returns:
-            Whether it is late, which is told once.
+            Whether it is late; if it comes again, no more.
         """
         if unit in self.late:
             return False
         at = bisect_left(self.units, unit)
         is_late = self.since <= unit < self.reached and self.units[at : at + 1] != [unit]
-        self._add(FoundUnit(unit, num_records, is_late))
+        found = FoundUnit(unit, num_records, is_late)
+        if self._add(found) and unit >= self.since:
+            self.found.append(found)
         return is_late
 
-    def _add(self, found: FoundUnit) -> None:
+    def _add(self, found: FoundUnit) -> bool:
+        """Add a unit; returns whether it, or some of its records, were not known."""
         unit, num_records, is_late = found
         if is_late:
             self.late.add(unit)
-            self.found.append(found)
-            return
+            return True
         at = bisect_left(self.units, unit)
         begin = self.ends[at - 1] if at else 0
         if self.units[at : at + 1] != [unit]:
@@ -88,7 +91,7 @@ class PartitionUnits:
             self.ends.insert(at, begin)
         if (more := begin + num_records - self.ends[at]) > 0:
             self.ends[at:] = [end + more for end in self.ends[at:]]
-            self.found.append(found)
+        return more > 0
 
     def before(self, place: Place) -> int:
         """Records before a place."""

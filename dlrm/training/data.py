@@ -26,7 +26,8 @@ from data.loader.order import Window
 from data.loader.source import check_labels
 from data.stream.agreement import Rules
 from data.stream.injection import Injection
-from data.stream.loader import StreamLoader, gather_by, share_by
+from data.stream.loader import StreamLoader
+from data.stream.sharing import gather_by, share_by
 from dlrm.config.dataset import open_manifest, split_days
 from dlrm.config.schema import Config
 from dlrm.launch.device import Ranks, resolve_device

@@ -1,6 +1,6 @@
 """Ranks that train a stream, are killed and go on, as a stateful test plays them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
@@ -25,24 +25,18 @@ class Saved:
 
 
 class RankHistories(RuleBasedStateMachine):
-    """Ranks train what has come, are killed, and go on from a save on any number of ranks.
+    """Ranks train what has come, are killed, and go on from a save on any number of ranks."""
 
-    The partitions of the stream are `names`.
-    """
-
-    def begin(self, names: Sequence[str], rules: Rules, config: ReaderConfig) -> None:
+    def begin(self, open_stream: Callable[[], StreamSource], rules: Rules, config: ReaderConfig) -> None:
         """Start with one rank; for subclasses to call."""
-        self.names, self.rules, self.config = names, rules, config
-        self.states = {name: PartitionState() for name in names}
-        self.known = {name: KnownUnits() for name in names}
+        self.open_stream, self.names = open_stream, open_stream().partitions
+        self.rules, self.config = rules, config
+        self.states = {name: PartitionState() for name in self.names}
+        self.known = {name: KnownUnits() for name in self.names}
         self.late = 0
         self.trained: list[int] = []
         self.saves = [Saved(dict(self.states))]
         self.start(1)
-
-    def open_stream(self) -> StreamSource:
-        """The stream of a new rank."""
-        raise NotImplementedError
 
     def start(self, world_size: int) -> None:
         self.readers = []

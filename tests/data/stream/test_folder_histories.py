@@ -40,13 +40,10 @@ class FolderHistories(RankHistories):
         self.deleted: dict[str, range] = {}
         self.num_written = 0
         self.begin(
-            self.open_stream().partitions,
+            lambda: FolderStream(str(self.root / "in"), MANIFEST, "nowhere", is_encoded=True, now=self.clock),
             Rules(global_batch=batch, wait_s=0.0, end_after_s=None),
             ReaderConfig(ahead=ahead, chunk=chunk),
         )
-
-    def open_stream(self) -> FolderStream:
-        return FolderStream(str(self.root / "in"), MANIFEST, "nowhere", is_encoded=True, now=self.clock)
 
     @rule(
         parts=st.lists(st.sampled_from(PARTS), min_size=1, max_size=4),

@@ -23,13 +23,10 @@ class Histories(RankHistories):
     def set_up(self, unit: int, batch: int, ahead: int, chunk: int) -> None:
         self.stream = MemoryStream(NUM_PARTITIONS, unit)
         self.begin(
-            self.stream.partitions,
+            lambda: self.stream,
             Rules(global_batch=batch, wait_s=0.0, end_after_s=None),
             ReaderConfig(ahead=ahead, chunk=chunk, backlog=self.backlog, policy=self.policy),
         )
-
-    def open_stream(self) -> MemoryStream:
-        return self.stream
 
     @rule(partition=st.integers(0, NUM_PARTITIONS - 1), count=st.integers(1, 60), bad=st.booleans())
     def arrive(self, partition: int, count: int, bad: bool) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 
 from data.stream.agreement import Offer, PartitionState
-from data.stream.loader import MESSAGE_BYTES, share_by
+from data.stream.sharing import MESSAGE_BYTES, share_by
 from data.stream.source import Place
 
 pytestmark = pytest.mark.system
