@@ -17,8 +17,7 @@ from dlrm.launch.device import Ranks
 from experiments.communication.contenders import AUTO, BASELINE, CHOSEN, CONTENDERS, is_comparable, still_in
 from experiments.communication.models import MODELS, DensePart, Samples, num_dense, samples
 from experiments.communication.ways import ContenderStep, make_step
-from experiments.harness.network import sent_bytes
-from experiments.harness.turns import Effort, Rounds, seconds_of, take_turns
+from experiments.harness.turns import Effort, Rounds, seconds_and_bytes_of, take_turns
 
 
 class StepTimer:
@@ -102,9 +101,8 @@ class StepTimer:
         """Make one turn of a contender and count its bytes per step; returns the seconds of a step."""
         way = self._ways[name]
         self._steps_of(way, self._steps_before)
-        before = sent_bytes()
-        took_s = seconds_of(partial(self._steps_of, way, way.steps))
-        counted[name].append((sent_bytes() - before) / way.steps)
+        took_s, sent = seconds_and_bytes_of(partial(self._steps_of, way, way.steps))
+        counted[name].append(sent / way.steps)
         return took_s / way.steps
 
     def _steps_of(self, way: ContenderStep, steps: int) -> None:

@@ -29,9 +29,8 @@ from dlrm.training.evaluation import evaluate
 from dlrm.training.trainer import NUM_SCALARS
 from experiments.communication.contenders import AUTO_NAME, CONTENDERS, LIMIT, Baseline, Contender
 from experiments.communication.ways import register_hook
-from experiments.harness.network import sent_bytes
 from experiments.harness.training import MakeSynchronizer, Training
-from experiments.harness.turns import Effort, Rounds, seconds_of, take_turns
+from experiments.harness.turns import Effort, Rounds, seconds_and_bytes_of, seconds_of, take_turns
 from experiments.splitting.workload import TerabyteWorkload
 
 TOP_MLP: Final = (512, 256, 1)
@@ -129,10 +128,9 @@ class TrainingPlan:
         chosen: list[str | None] = []
         seconds, sent, curve = 0.0, 0, []
         for number in range(1, self.evaluations + 1):
-            before = sent_bytes()
             steps = self.steps * number // self.evaluations - training.steps_done
-            seconds += seconds_of(partial(_steps_of, training, steps, chosen))
-            sent += sent_bytes() - before
+            took_s, num_bytes = seconds_and_bytes_of(partial(_steps_of, training, steps, chosen))
+            seconds, sent = seconds + took_s, sent + num_bytes
             found = evaluate(training.model, cast("DataLoader", tests), CPU)
             curve.append(
                 {

@@ -8,6 +8,7 @@ from time import perf_counter
 import torch.distributed as dist
 
 from dlrm.launch.device import of_rank_0
+from experiments.harness.network import sent_bytes
 from experiments.harness.statistics import Ratio
 
 Rounds = Sequence[Mapping[str, float]]
@@ -86,3 +87,11 @@ def seconds_of(work: Callable[[], object]) -> float:
     work()
     dist.barrier()
     return perf_counter() - began
+
+
+def seconds_and_bytes_of(work: Callable[[], object]) -> tuple[float, int]:
+    """Like `seconds_of`, with bytes that left this process's node for that work (see `sent_bytes`)."""
+    dist.barrier()  # sends of earlier work may have returned before their bytes left the node
+    before = sent_bytes()
+    took_s = seconds_of(work)
+    return took_s, sent_bytes() - before

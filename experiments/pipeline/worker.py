@@ -14,10 +14,9 @@ import torch.distributed as dist
 from dlrm.launch.device import Ranks
 from dlrm.pipeline.schedules import Fastest
 from experiments.harness.memory import peak_bytes
-from experiments.harness.network import sent_bytes
 from experiments.harness.record import Row
 from experiments.harness.training import Training
-from experiments.harness.turns import seconds_of
+from experiments.harness.turns import seconds_and_bytes_of
 from experiments.harness.worker_process import answer_requests, job_from, worker_process_group
 from experiments.pipeline.exchanges import KINDS, clocked, latency_s
 from experiments.pipeline.schedules import NONE, SCHEDULES
@@ -101,13 +100,9 @@ class PipelineBench:
         training = self._trainings[name]
         training.timed_steps(WARM_UP_STEPS)
         with clocked(training.synchronizer) if name == NONE else nullcontext() as clock:
-            before_bytes, before_s = sent_bytes(), process_time()
-            took_s = seconds_of(partial(training.timed_steps, self._steps))
-            mine = {
-                "step_s": took_s,
-                "cpu_s": process_time() - before_s,
-                "sent_bytes": sent_bytes() - before_bytes,
-            }
+            before_s = process_time()
+            took_s, sent = seconds_and_bytes_of(partial(training.timed_steps, self._steps))
+            mine = {"step_s": took_s, "cpu_s": process_time() - before_s, "sent_bytes": sent}
         if clock is not None:
             mine |= {f"{kind}_s": clock.seconds[kind] for kind in KINDS}
         ranks = _of_ranks(mine)

@@ -1,10 +1,28 @@
 """Rounds of contenders in turns."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from experiments.harness import turns
+from experiments.harness.network import Network
 from experiments.harness.turns import Effort, ratios, take_turns
 
+NUM_VALUES = 60_000
+WORKER = f"""
+import torch
+import torch.distributed as dist
+from experiments.harness.turns import seconds_and_bytes_of
+dist.init_process_group("gloo")
+values = torch.zeros({NUM_VALUES})
+send = lambda: dist.broadcast(values, 0)
+send()
+print([seconds_and_bytes_of(work)[1] for work in (lambda: None, send)], flush=True)
+dist.barrier()
+"""
 EFFORT = Effort(full_rounds=2, least_rounds=6, most_rounds=20, seconds=10.0, reach=0.01)
 
 
@@ -36,3 +54,26 @@ def test_contenders_take_turns_until_none_remains(monkeypatch):
     assert rounds == [{"tree": 4, "ddp": 3, "dense": 5}, {"ddp": 3, "dense": 5}, {"ddp": 3}]
     assert asked[-1] == [{"tree", "ddp", "dense"}, {"ddp", "dense"}, {"ddp"}]
     assert ratios(rounds, "dense", "ddp") == [3 / 5, 3 / 5]
+
+
+@pytest.mark.usefixtures("links")
+def test_bytes_of_earlier_work_that_are_still_on_their_way_do_not_count():
+    with Network(2) as network:
+        network.limit(0.02)  # the broadcast returns at once on rank 0, and takes 0.1 s
+        workers = [
+            subprocess.Popen(
+                [*network.command(rank), sys.executable, "-c", WORKER],
+                env=os.environ | network.environment(rank),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            answers = [worker.communicate(timeout=60)[0] for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
+    (nothing, one), _ = map(json.loads, answers)
+    assert nothing < 4000
+    assert 4 * NUM_VALUES < one < 1.1 * 4 * NUM_VALUES
