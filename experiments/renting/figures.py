@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import mean, median
 
 from cpr.estimator.renting.offers import Offer, plan_rent
@@ -25,22 +26,23 @@ def rows_of(rows: Sequence[Row], kind: str) -> list[Row]:
 
 @dataclass(frozen=True)
 class Round:
-    """Times of a round, by workers, and what was fitted to them."""
+    """Times of a round, and what was fitted to them."""
 
     grid: Grid
-    rows: Mapping[int, Row]
+    rows: Mapping[int, Sequence[Row]]
+    """Of all passes, by workers."""
 
     def step_s(self, link: str, workers: int, batch: int) -> float:
-        """Measured seconds of a step; one worker has no links."""
-        return float(self.rows[workers]["free" if workers == 1 else link][str(batch)])
+        """Measured seconds of a step, the median of the passes; one worker has no links."""
+        return median(float(row["free" if workers == 1 else link][str(batch)]) for row in self.rows[workers])
 
     def link_bytes_per_s(self, link: str) -> float:
         """Measured speed with the most workers."""
-        return float(self.rows[self.grid.workers[-1]][f"{link}_link"])
+        return median(float(row[f"{link}_link"]) for row in self.rows[self.grid.workers[-1]])
 
     def model(self, link: str) -> StepTime:
         """The model fitted to the corners of the grid."""
-        most = self.rows[self.grid.workers[-1]]
+        most = self.rows[self.grid.workers[-1]][0]
         steps = [
             TimedStep(
                 workers=workers,
@@ -69,10 +71,10 @@ class Round:
 def rounds_of(rows: Sequence[Row], grid: Grid) -> list[Round]:
     """All rounds, in order."""
     timed = rows_of(rows, "time")
-    numbers = sorted({row["round"] for row in timed})
-    return [
-        Round(grid, {row["workers"]: row for row in timed if row["round"] == number}) for number in numbers
-    ]
+    rounds: dict[int, dict[int, list[Row]]] = {}
+    for row in timed:
+        rounds.setdefault(row["round"], {}).setdefault(row["workers"], []).append(row)
+    return [Round(grid, rounds[number]) for number in sorted(rounds)]
 
 
 def figures_of(rows: Sequence[Row], grid: Grid) -> tuple[dict[str, float | None], dict[str, str]]:
@@ -134,8 +136,7 @@ def regrets(rows: Sequence[Row], rounds: Sequence[Round]) -> tuple[dict[str, flo
         errors = [max(abs(each.at(batch) / exact[batch] - 1) for batch in held_out) for each in needed]
         figures |= median_figures(f"scavenger_samples_error{ending}", errors)
         worst = [
-            max(regret(one, link, needed[number % len(seeds)], exact) for link in LINKS)
-            for number, one in enumerate(rounds)
+            max(regret(one, link, each, exact) for link in LINKS) for one, each in product(rounds, needed)
         ]
         figures |= median_figures(f"scavenger_regret{ending}", worst)
     return figures, {}

@@ -9,8 +9,9 @@ with the next row. Figures are medians over rounds or seeds, with `..._low` and 
   among the cells of the grid that the model was not fitted to, with links as fast as this machine can and
   with links of 0.5 Gb/s. DLRM of the recipe `kaggle` with 26 tables of 10,000 rows, in fp32, without a
   pipeline; 1, 2 and 4 workers with batches of 512 to 2048, so that a worker's samples span a factor of 16.
-  The model is fitted to the four corners of the grid, in each round and for each link. With `_mean` after
-  `error`: the mean of the same errors.
+  A time is the median of four passes of a round, in each of which all cells are timed. The model is fitted
+  to the four corners of the grid, in each round and for each link. With `_mean` after `error`: the mean of
+  the same errors.
 - `scavenger_time_scatter`, `..._throttled`: how well those times can be known here: the largest relative
   difference of such a cell's time in a round from the median of the other rounds.
 - `scavenger_time_error_other_link`: the same of throttled cells of several workers, predicted from corners
@@ -18,11 +19,11 @@ with the next row. Figures are medians over rounds or seeds, with `..._low` and 
 - `scavenger_noise_error`: largest relative error of the gradient noise scale of linear regression, which is
   known in closed form, in three cases of workers, batch and noise; over 1,000 steps.
 - `scavenger_regret`: time or money that the cell with the least predicted time or money takes more than the
-  best of all cells, as a share; the largest of both and of both links. Samples to the target are measured:
-  runs of the recipe `tiny` with every batch and the recipe's learning rates, evaluated on a day of their
-  own; the target is the log loss that the largest batch reaches in three quarters of its samples. The
-  prediction has them from runs of the smallest and the largest batch. Failures and saves, which the same
-  formulas would add to both sides, are left out.
+  best of all cells, as a share; the largest of both and of both links, by round and seed. Samples to the
+  target are measured: runs of the recipe `tiny` with every batch and the recipe's learning rates, evaluated
+  on a day of their own, on average over seeds; the target is the log loss that the largest batch reaches in
+  three quarters of its samples. The prediction has them from one seed's runs of the smallest and the largest
+  batch. Failures and saves, which the same formulas would add to both sides, are left out.
 - `scavenger_samples_error`: largest relative error of samples to the target, among batches in between.
 - `scavenger_regret_noise`, `scavenger_samples_error_noise`: the same from a run of the smallest batch alone,
   by the gradient noise scale of the dense parameters.
@@ -31,6 +32,7 @@ with the next row. Figures are medians over rounds or seeds, with `..._low` and 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -61,11 +63,10 @@ class Effort:
     grid: Grid = field(default_factory=Grid)
     data: SyntheticConfig = DATA
     """Of the learning curves; the last day is evaluated."""
-    seeds: int = 3
-    """Of the learning curves."""
+    seeds: int = 9
+    """Of the learning curves, and of linear regression."""
     evaluated_every: int = 12_288
     """Samples from one evaluation to the next."""
-    noise_seeds: int = 5
     noise_steps: int = 2 * WINDOW
 
     @property
@@ -75,11 +76,10 @@ class Effort:
 
 
 SMALL: Final = Effort(
-    grid=Grid(workers=(1, 2), batches=(64, 128, 256), rounds=1, seconds=0.1, rows=100),
+    grid=Grid(workers=(1, 2), batches=(64, 128, 256), rounds=1, passes=2, seconds=0.1, rows=100),
     data=SyntheticConfig(days=2, rows_per_day=4_000),
     seeds=1,
     evaluated_every=1024,
-    noise_seeds=1,
     noise_steps=20,
 )
 """Of `--quick`."""
@@ -90,8 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = experiment_parser(__doc__, rounds=Grid.rounds, figures=True)
     options = parser.parse_args(arguments)
     effort = SMALL if options.quick else Effort(grid=Grid(rounds=options.rounds))
-    seeds = list(range(max(effort.seeds, effort.noise_seeds)))
-    record = Record("renting", asdict(effort), seeds=seeds, quick=options.quick)
+    record = Record("renting", asdict(effort), seeds=list(range(effort.seeds)), quick=options.quick)
     if options.figures:
         record.keep_all()
     else:
@@ -109,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(record: Record, effort: Effort, folder: Path) -> None:
     """Measure all rows that are not there; the data set is generated in `folder` if it is absent."""
-    for seed in range(effort.noise_seeds):
+    for seed in range(effort.seeds):
         for case in linear.CASES:
             key = f"linear {case.name} {seed}"
             record.measure(key, partial(linear.measure, case, seed, effort.noise_steps))
@@ -123,8 +122,8 @@ def _measure(record: Record, effort: Effort, folder: Path) -> None:
             print(f"{row['key']}: {quality.METRIC} {row['curve'][-1][1]:.4f}", flush=True)
     with groups(max(effort.grid.workers), PERIOD_US) as of_workers:
         for number in range(effort.grid.rounds):
-            for workers in effort.grid.workers:
-                timed = partial(times.measure, effort.grid, number, workers, of_workers)
-                row = record.measure(f"time {number} {workers}", timed)
+            for turn, workers in product(range(effort.grid.passes), effort.grid.workers):
+                timed = partial(times.measure, effort.grid, number, turn, workers, of_workers)
+                row = record.measure(f"time {number} {turn} {workers}", timed)
                 took = ", ".join(f"{1000 * each:.0f} ms" for each in row["free"].values())
                 print(f"{row['key']}: {took}", flush=True)

@@ -2,7 +2,8 @@
 
 Each worker has a network namespace of its own and the same share of a core, so that several have no less than
 one. Fewer workers than the most would have caches and memory to themselves: as many other processes train
-alone meanwhile. In each round, all numbers of workers are started anew.
+alone meanwhile. In each pass of a round, all numbers of workers are started anew: this machine's speed
+changes within minutes, and a cell's time is the median of several.
 """
 
 import json
@@ -37,8 +38,10 @@ class Grid:
     cores: float = 0.4
     """Processor time of each worker, in cores; what all together leave is for the kernel's network."""
     rounds: int = 4
+    passes: int = 4
+    """Passes of a round, in each of which all cells are timed."""
     seconds: float = 3.0
-    """Time that a cell is timed for."""
+    """Time that a cell is timed for in a pass."""
     rows: int = 10_000
     """Of each of the 26 tables."""
     recipe: str = "kaggle"
@@ -65,12 +68,13 @@ class Grid:
         return [cell for cell in cells if cell not in self.corners]
 
 
-def measure(grid: Grid, number: int, num_workers: int, groups: Sequence[Group]) -> Row:
-    """Time the steps of a number of workers, in a round.
+def measure(grid: Grid, number: int, turn: int, num_workers: int, groups: Sequence[Group]) -> Row:
+    """Time the steps of a number of workers, in a pass of a round.
 
     Args:
         grid: what is timed.
-        number: of the round; decides the order of the batches.
+        number: of the round.
+        turn: number of the pass in the round; both decide the order of the batches.
         num_workers: number of workers.
         groups: control groups for as many workers as the grid has at most.
 
@@ -79,7 +83,7 @@ def measure(grid: Grid, number: int, num_workers: int, groups: Sequence[Group]) 
         throttled ones (`throttled`), the measured speed of both, and the bytes of an exchange.
     """
     job = {"rows": grid.rows, "recipe": grid.recipe, "batches": grid.batches}
-    row: Row = {"kind": "time", "round": number, "workers": num_workers}
+    row: Row = {"kind": "time", "round": number, "pass": turn, "workers": num_workers}
     own, others = groups[:num_workers], groups[num_workers:]
     with (
         Network(num_workers) as network,
@@ -96,7 +100,7 @@ def measure(grid: Grid, number: int, num_workers: int, groups: Sequence[Group]) 
                 continue
             network.limit(speed)
             order = list(grid.batches)
-            Random(number).shuffle(order)
+            Random(f"{number} {turn} {name}").shuffle(order)
             link = workers.ask(do="link")
             took = {
                 batch: workers.ask(do="time", batch=batch, seconds=grid.seconds)["step_s"] for batch in order

@@ -14,9 +14,9 @@ FREE = 100 * LINK
 LINKS = {"free": FREE, "throttled": LINK}
 
 
-def time_row(number, workers, slower=None):
+def time_row(number, workers, slower=None, turn=0):
     """Steps that follow the model, but for factors of some batches."""
-    row = {"key": f"time {number} {workers}", "kind": "time", "round": number, "workers": workers}
+    row = {"key": f"time {number} {turn} {workers}", "kind": "time", "round": number, "workers": workers}
     row |= {"dense_bytes": TRAFFIC.dense_bytes, "pooled_bytes": TRAFFIC.pooled_bytes}
     for name, link in LINKS.items():
         row[name] = {
@@ -78,7 +78,7 @@ def test_noise_that_misleads_is_an_error_and_may_cost_a_choice():
 
 def test_errors_are_those_of_cells_that_were_not_fitted_to():
     middle = GRID.batches[1]
-    one = Round(GRID, {workers: time_row(0, workers, {middle: 1.25}) for workers in GRID.workers})
+    one = Round(GRID, {workers: [time_row(0, workers, {middle: 1.25})] for workers in GRID.workers})
     errors = dict(zip(GRID.held_out, one.errors("free", one.model("free")), strict=True))
     assert {errors[cell] < -0.19 for cell in errors if cell[1] == middle} == {True}
     assert max(abs(errors[cell]) for cell in errors if cell[1] != middle) < 1e-6
@@ -94,9 +94,20 @@ def test_scatter_is_how_far_a_round_is_from_the_others():
     )
     assert scatter(rounds, "free") == pytest.approx([0.5, 0.2, 0.2])
     of_a_corner = [time_row(0, most, {corner: 1.5}), *(time_row(0, each) for each in GRID.workers[:-1])]
-    rounds[0] = Round(GRID, {row["workers"]: row for row in of_a_corner})
+    rounds[0] = Round(GRID, {row["workers"]: [row] for row in of_a_corner})
     assert (most, corner) in GRID.corners
     assert scatter(rounds, "free") == pytest.approx([0, 0, 0], abs=1e-9)
+
+
+def test_a_slow_pass_does_not_count_where_there_are_others():
+    passes = enumerate([dict.fromkeys(GRID.batches, 3.0), {}, {}])
+    made = [
+        time_row(0, workers, slower, turn) for turn, slower in passes for workers in reversed(GRID.workers)
+    ]
+    (one,) = rounds_of(made, GRID)
+    assert one.step_s("free", 2, 1024) == pytest.approx(seconds(2, 1024, FREE))
+    errors = one.errors("throttled", one.model("throttled"))
+    assert errors == pytest.approx([0] * len(errors), abs=1e-6)
 
 
 def test_regret_is_what_the_choice_takes_more_than_the_best():

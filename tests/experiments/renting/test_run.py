@@ -29,7 +29,7 @@ def test_a_quick_run(links, forks, run_quick):
     result = run_quick(main, "renting")
     assert Grid.from_json(result["config"]["grid"]) == SMALL.grid
     times = [row for row in result["rows"] if row["kind"] == "time"]
-    assert [row["workers"] for row in times] == [1, 2]
+    assert [row["workers"] for row in times] == [1, 2] * 2
     assert times[1]["throttled_link"] < 1e9 / 8 < times[1]["free_link"]
     assert times[1]["pooled_bytes"] == pytest.approx(26 * 16 * 4 * 2, rel=0.1), "26 tables, there and back"
     assert times[0]["pooled_bytes"] is None
