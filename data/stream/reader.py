@@ -43,7 +43,8 @@ class ReaderConfig:
     chunk: int
     """Records that are read at once, at most."""
     backlog: int = 0
-    """Records that may wait; 0: any number, which stay where the stream keeps them."""
+    """Records that may wait, with those that were read ahead; 0: any number, which stay where the stream
+    keeps them."""
     policy: str = "newest"
     """What is kept if more wait, one of `POLICIES`."""
     seed: int = 0
@@ -220,6 +221,7 @@ class PartitionReader:
         if len(kept):  # else what it leaves out is part of the state before the next chunk
             self._chunks.append(chunk)
             self._num_read += len(kept)
+            self._unread = max(self._unread - len(kept), 0)  # a sample may differ from what was expected
         self._judge(fetched)
         return True
 
@@ -259,9 +261,9 @@ class PartitionReader:
         """Count what has come and is not read, and cut it to what may wait."""
         waiting = {name: self._source.waiting(name, state.place) for name, state in self._states.items()}
         kept = {name: num_kept(self._states[name].stretches, each) for name, each in waiting.items()}
-        limit = self._config.backlog
-        if limit and sum(kept.values()) > limit:
-            policy, room = POLICIES[self._config.policy], int(limit * ROOM)
+        limit, num_ahead = self._config.backlog, self._num_read - self._num_taken
+        if limit and sum(kept.values()) + num_ahead > limit:
+            policy, room = POLICIES[self._config.policy], max(int(limit * ROOM) - num_ahead, 0)
             shares: Mapping[str, int] = shares_of(room, kept)
             if self._config.policy != "sample":
                 places = {name: state.place for name, state in self._states.items()}
