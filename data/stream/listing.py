@@ -228,4 +228,4 @@ class FolderListing:
 def _is_passed_over(path: str) -> bool:
     """Whether a name is that of a file that is being written, or of bookkeeping."""
     parts = path.split("/")
-    return any(part.startswith((".", "_")) for part in parts) or parts[-1].endswith(".tmp")
+    return any(part.startswith((".", "_")) or part.endswith(".tmp") for part in parts)

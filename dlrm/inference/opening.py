@@ -32,7 +32,7 @@ from dlrm.launch.device import Ranks, resolve_device
 from dlrm.models.contract import objective_of
 from dlrm.sharding.splitting.planning.saved_choice import CHOICE_NAME
 from dlrm.telemetry.folder import trained_manifest
-from dlrm.training.build import shard, start_process_group
+from dlrm.training.build import end_process_group, shard, start_process_group
 from dlrm.training.data import Inputs
 from dlrm.training.encoding import refuse_other_encoding
 
@@ -151,7 +151,7 @@ def joined(ranks: Ranks, device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        dist.destroy_process_group()
+        end_process_group()
 
 
 def _load(model: nn.Module, uri: str, step: int | None, save: Save) -> State:

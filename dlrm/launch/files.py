@@ -12,7 +12,13 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Atomically replace the content of a file; an OSError names it."""
+    """Atomically replace the content of a file; an OSError names it.
+
+    Devices and pipes, such as `/dev/stdout`, are written to.
+    """
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+        return
     temporary = path.with_suffix(".tmp")
     try:
         temporary.write_text(text)

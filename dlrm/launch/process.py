@@ -5,12 +5,10 @@ So where all ranks find the same mistake, only rank 0 reports it at once, and ot
 they report: when the rank that failed first exits, torchrun ends those that wait.
 """
 
-import atexit
 import logging
 import os
 import signal
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -125,17 +123,14 @@ def _lacks_memory(error: Exception) -> bool:
 def leave(code: int) -> NoReturn:
     """End the process with a code from `exit_code_of`.
 
-    The interpreter is not taken down: native threads, such as Gloo's, that drop a Python object meanwhile
-    would abort the process, after all its work (pytorch/pytorch#190489). A stopped process does not even wait
-    for threads and exit handlers, which may hang in storage.
+    A stopped process does not wait for threads that hang in storage, as the interpreter's exit would.
     """
-    if code <= SIGNALLED:  # as multiprocessing ends its processes
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    if code > SIGNALLED:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _stopped(name: str, request: StopRequested) -> int:

@@ -1,5 +1,6 @@
 """Builds everything that the training loop uses; all ranks do this together."""
 
+import gc
 import logging
 import os
 from datetime import datetime
@@ -74,6 +75,17 @@ def start_process_group(ranks: Ranks, device: torch.device) -> None:
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in its __all__
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
+def end_process_group() -> None:
+    """Leave the process group, whose threads end with it.
+
+    Models hold groups in reference cycles. A thread of Gloo that outlived its group, with the tensors of the
+    last collective, would abort the process if it let go of them while the interpreter ends
+    (pytorch/pytorch#190489).
+    """
+    gc.collect()
+    dist.destroy_process_group()
 
 
 def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -> DistributedModelParallel:

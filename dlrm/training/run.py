@@ -23,7 +23,7 @@ from dlrm.launch.malloc import keep_freed_memory
 from dlrm.launch.process import FAILURES, MISTAKES, quiet_libraries
 from dlrm.launch.stop_signal import StopRequested, StopSignal
 from dlrm.telemetry.report import Report, format_report
-from dlrm.training.build import build, start_process_group
+from dlrm.training.build import build, end_process_group, start_process_group
 from dlrm.training.data import Inputs, prepare
 from dlrm.training.model import check_own_model
 from dlrm.training.trainer import Trainer
@@ -57,7 +57,16 @@ def run(
         StopRequested: a signal stopped the run.
     """
     keep_freed_memory()
-    changes = Changes.of(*allowed)
+    report = _run(config, recipe, stop, resume, Changes.of(*allowed))
+    end_process_group()
+    if report is not None:
+        print(f"\n{format_report(report)}", flush=True)
+
+
+def _run(
+    config: Config, recipe: str, stop: StopSignal, resume: Path | None, changes: Changes
+) -> Report | None:
+    """Build and train; what refers to the process group is gone when this returns."""
     recovery = open_recovery(config, resume)
     with recovery or nullcontext():
         if recovery is not None:
@@ -75,12 +84,9 @@ def run(
             if recovery is None:
                 start_process_group(inputs.ranks, inputs.device)
             check_agreed(config)
-            report = _train(build(inputs, stop, recovery))
+            return _train(build(inputs, stop, recovery))
         finally:
             inputs.close()
-    dist.destroy_process_group()
-    if report is not None:
-        print(f"\n{format_report(report)}", flush=True)
 
 
 def _tried_again(open_inputs: Callable[[], Inputs]) -> Inputs:

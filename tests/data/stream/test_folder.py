@@ -56,7 +56,7 @@ def test_a_place_in_the_middle_and_skipping(tmp_path, clock):
 
 def test_a_file_that_is_being_written_is_left_alone(tmp_path, clock):
     path = write(tmp_path / "one.parquet", range(10), age_s=0)
-    for name in ("_SUCCESS", ".hidden.parquet", "two.parquet.tmp"):
+    for name in ("_SUCCESS", ".hidden.parquet", "two.parquet.tmp", "part.tmp/1.parquet"):
         write(tmp_path / name, range(3))
     stream, places = open_folder(tmp_path, clock)
     assert drain(stream, places) == ([], {})

@@ -1,6 +1,7 @@
 """Files that are replaced whole, or not at all."""
 
 import errno
+import os
 
 import pytest
 
@@ -19,3 +20,15 @@ def test_a_full_disk_leaves_the_old_content_and_is_told_with_the_file(tmp_path, 
         replace_text(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    path = tmp_path / "results"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        replace_text(path, "auc 0.8")
+        assert os.read(reader, 100) == b"auc 0.8"
+    finally:
+        os.close(reader)
+    assert path.is_fifo()

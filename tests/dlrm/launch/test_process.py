@@ -124,28 +124,3 @@ def test_a_stopped_process_waits_for_no_thread():
         [sys.executable, "-c", program, "143"], capture_output=True, text=True, timeout=30, check=False
     )
     assert (done.returncode, done.stdout) == (143, "last words\n")
-
-
-def test_native_threads_that_hold_python_objects_do_not_abort_a_process_at_its_end():
-    """As Gloo's threads do that let go of the tensors of the last collective."""
-    program = """
-import atexit, threading, torch
-from concurrent.futures import ThreadPoolExecutor
-from dlrm.launch.process import leave
-began, over = threading.Event(), threading.Event()
-def add():
-    values = torch.ones(100)
-    while True:
-        values + values
-        began.set()
-for _ in range(4):
-    threading.Thread(target=add, daemon=True).start()
-atexit.register(print, "last words")
-began.wait()
-ThreadPoolExecutor(1).submit(lambda: over.wait(1) or print("finished"))
-leave(0)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "finished\nlast words\n", "")

@@ -137,6 +137,17 @@ def test_a_whole_run(train, tmp_path):
     ), said[PLAN_LINES:]
 
 
+@pytest.mark.parametrize(("ranks", "restarts"), [(0, 0), (2, 1)], ids=["alone", "recovery"])
+def test_no_thread_of_a_process_group_outlives_the_training(start, dataset, tmp_path, ranks, restarts):
+    """One that lets go of a tensor while the interpreter ends would abort a process that has finished."""
+    settings = (f"data.uri={dataset}", "data.global_batch_size=200", f"train.run_folder={tmp_path / 'runs'}")
+    command = ("-m", "tests.system.training.threads_left", "--recipe", "tiny", "--set", *settings)
+    process = start(*command, "checkpoint.every_steps=5", ranks=ranks, restarts=restarts)
+    stdout, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    assert stdout.count("left: []") == max(ranks, 1), stdout
+
+
 @pytest.mark.parametrize("ranks", [0, 2], ids=["alone", "torchrun"])
 def test_ctrl_c_while_training(train, tmp_path, ranks):
     """Of a process that was started as a user starts it, and of workers that are forks."""
