@@ -211,8 +211,8 @@ class FolderStream:
             self._warn_once(
                 place,
                 "is older than files that were read already: some or all of its records are not trained, and "
-                "count as left out. To have them trained, give it the present time (`touch`): then all of its "
-                "records are new",
+                "count as left out. To have all of them trained, again or for the first time, give it the "
+                "present time (`touch`)",
             )
 
     def _read(self, place: Place, end: int) -> tuple[Checked, int]:
