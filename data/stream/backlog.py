@@ -1,6 +1,6 @@
 """What becomes of records that wait because more arrive than are trained.
 
-A limit on them (`data.stream_backlog`) with a policy leaves some out: a partition then has *stretches*, each
+A limit on them (`stream.backlog`) with a policy leaves some out: a partition then has *stretches*, each
 of so many records of which a share is kept. They are counted from the next record to be read, and are part of
 the position, so that a resumed run leaves out the same records and counts them once.
 """

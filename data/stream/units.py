@@ -59,9 +59,7 @@ class PartitionUnits:
     def expect(self, place: Place, known: Known) -> None:
         """Continue at a place, with what is known to have come."""
         self.since, self.reached = known.since, max(self.reached, place.unit)
-        for each in known.units:
-            self._add(each)
-        self.found += known.units
+        self.found += [each for each in known.units if self._add(each)]
 
     def come(self, unit: str, num_records: int) -> bool:
         """Note that a unit is there; if it has come earlier, it has at least so many records.
@@ -82,8 +80,9 @@ class PartitionUnits:
         """Add a unit; returns whether it, or some of its records, were not known."""
         unit, num_records, is_late = found
         if is_late:
+            is_new = unit not in self.late
             self.late.add(unit)
-            return True
+            return is_new
         at = bisect_left(self.units, unit)
         begin = self.ends[at - 1] if at else 0
         if self.units[at : at + 1] != [unit]:

@@ -80,8 +80,8 @@ def start_process_group(ranks: Ranks, device: torch.device) -> None:
 def end_process_group() -> None:
     """Leave the process group, whose threads end with it.
 
-    Models hold groups in reference cycles. A thread of Gloo that outlived its group, with the tensors of the
-    last collective, would abort the process if it let go of them while the interpreter ends
+    Models hold groups in reference cycles. A thread of Gloo that still runs after that, with the tensors
+    of the last collective, would abort the process if it let go of them while the interpreter ends
     (pytorch/pytorch#190489).
     """
     gc.collect()

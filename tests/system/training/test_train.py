@@ -138,7 +138,7 @@ def test_a_whole_run(train, tmp_path):
 
 
 @pytest.mark.parametrize(("ranks", "restarts"), [(0, 0), (2, 1)], ids=["alone", "recovery"])
-def test_no_thread_of_a_process_group_outlives_the_training(start, dataset, tmp_path, ranks, restarts):
+def test_no_thread_of_a_process_group_is_left_after_the_training(start, dataset, tmp_path, ranks, restarts):
     """One that lets go of a tensor while the interpreter ends would abort a process that has finished."""
     settings = (f"data.uri={dataset}", "data.global_batch_size=200", f"train.run_folder={tmp_path / 'runs'}")
     command = ("-m", "tests.system.training.threads_left", "--recipe", "tiny", "--set", *settings)
